@@ -37,7 +37,7 @@ impl From<ReportedSubscriber> for String {
 }
 
 /// The path of a topic's messages to or from another node: lanes of a ring over a provider. As text
-/// `ring of 3 lanes over net`, or `ring over net`.
+/// `ring of 3 lanes over net`, `ring over net`, or `direct ring over verbs`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RingPath {
@@ -45,10 +45,18 @@ pub struct RingPath {
     pub provider: String,
     /// Number of its lanes, at least 1.
     pub lanes: usize,
+    /// The ring lies in device memory, and the fabric writes to it itself.
+    pub is_direct: bool,
 }
+
+/// What a path in device memory begins with.
+const DIRECT: &str = "direct ";
 
 impl fmt::Display for RingPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_direct {
+            f.write_str(DIRECT)?;
+        }
         match self.lanes {
             1 => write!(f, "ring over {}", self.provider),
             lanes => write!(f, "ring of {lanes} lanes over {}", self.provider),
@@ -61,6 +69,10 @@ impl TryFrom<String> for RingPath {
 
     fn try_from(text: String) -> Result<Self, &'static str> {
         let parse = || {
+            let (is_direct, text) = match text.strip_prefix(DIRECT) {
+                Some(rest) => (true, rest),
+                None => (false, &*text),
+            };
             let (ring, provider) = text.split_once(" over ")?;
             let lanes = match ring.strip_prefix("ring of ") {
                 Some(text) => {
@@ -73,7 +85,7 @@ impl TryFrom<String> for RingPath {
                 None if ring == "ring" => 1,
                 None => return None,
             };
-            Some(Self { provider: provider.to_owned(), lanes })
+            Some(Self { provider: provider.to_owned(), lanes, is_direct })
         };
         parse().ok_or("not the path of a ring")
     }
@@ -328,7 +340,9 @@ mod tests {
 
     #[test]
     fn path_is_parsed_as_nodes_report_it() {
-        let path = |provider: &str, lanes| Ok(RingPath { provider: provider.to_owned(), lanes });
+        let path = |provider: &str, lanes| {
+            Ok(RingPath { provider: provider.to_owned(), lanes, is_direct: false })
+        };
         let parsed = |text: &str| RingPath::try_from(text.to_owned());
         assert_eq!(parsed("ring over net"), path("net", 1));
         assert_eq!(parsed("ring of 3 lanes over tcp;ofi_rxm"), path("tcp;ofi_rxm", 3));

@@ -273,7 +273,8 @@ pub(super) mod tests {
 
     pub(crate) fn rows() -> Vec<Row> {
         let (topic, participant) = ("camera".to_owned(), "p1".to_owned());
-        let path = RingPath { provider: "tcp: the only provider".to_owned(), lanes: 1 };
+        let path =
+            RingPath { provider: "tcp: the only provider".to_owned(), lanes: 1, is_direct: false };
         vec![
             Row::Node {
                 identity: "ab".repeat(16),

@@ -11,12 +11,15 @@
 //!
 //! The connect request has the addresses that the writer will write from. The reader inserts them
 //! before it offers a ring, since some providers drop messages from an address that they do not
-//! know.
+//! know. It also says whether the writer can write to a ring in device memory. Such a ring is
+//! offered only if this works at the reader, too; the first one begins with a
+//! [probe](super::probe).
 
 use std::fmt;
 
 use fabric::ring::{RingAnswer, RingOffer};
 use serde::{Deserialize, Serialize};
+use transfer::device_memory::MemoryEnd;
 
 use crate::network_options::NetworkOptions;
 use crate::replication::message_header::{MAX_PAYLOAD_LENGTH, POSITION_LIMIT};
@@ -72,6 +75,28 @@ impl Provider {
     }
 }
 
+/// What a writer says about its memory, if it can write to rings in device memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirectWriter {
+    memory: MemoryEnd,
+    probes: bool,
+}
+
+impl DirectWriter {
+    /// Its memory, and whether it insists on a probe.
+    pub(crate) fn new(memory: MemoryEnd, probes: bool) -> Self {
+        Self { memory, probes }
+    }
+
+    pub(crate) fn memory(&self) -> MemoryEnd {
+        self.memory
+    }
+
+    pub(crate) fn probes(&self) -> bool {
+        self.probes
+    }
+}
+
 /// As many of the further lanes' addresses as a message has space for, beside `from`.
 pub(crate) fn fit_addresses(from: &[u8], lane_addresses: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     let mut left = MAX_TOTAL_ADDRESS_LENGTH.saturating_sub(from.len());
@@ -98,6 +123,8 @@ pub enum ConnectionMessage {
         from: Vec<u8>,
         /// Addresses of further lanes that it could write from.
         lane_addresses: Vec<Vec<u8>>,
+        /// None: the ring must lie in host memory.
+        direct: Option<DirectWriter>,
     },
     /// From the reader: a ring for them.
     Offer {
@@ -108,6 +135,8 @@ pub enum ConnectionMessage {
         from: Vec<u8>,
         /// Addresses of further lanes of the ring.
         lane_addresses: Vec<Vec<u8>>,
+        /// The ring begins with a probe.
+        is_probed: bool,
     },
     /// From the writer: it writes into the offered ring.
     Answer { connection: u64, answer: RingAnswer },

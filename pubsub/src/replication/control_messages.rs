@@ -105,6 +105,7 @@ mod tests {
             parameters,
             from: vec![1; address],
             lane_addresses,
+            direct: None,
         })
     }
 
@@ -140,6 +141,7 @@ mod tests {
             position: 3,
             from,
             lane_addresses,
+            is_probed: false,
         })
     }
 
@@ -164,6 +166,7 @@ mod tests {
             position: 3,
             from,
             lane_addresses,
+            is_probed: false,
         })
     }
 

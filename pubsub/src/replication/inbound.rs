@@ -9,7 +9,9 @@
 use std::collections::VecDeque;
 
 use fabric::ring::ChunkHeader;
+use transfer::device_memory::Part;
 
+use super::probe::RingProbe;
 use super::{ClockReading, FinishOutcome, Progress, Sink, StageDurations, TurnFailure};
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::message_header::{
@@ -26,6 +28,8 @@ pub(crate) trait Chunk {
     fn header(&self) -> &ChunkHeader;
     fn is_last(&self) -> bool;
     fn read(&self, at: usize, into: &mut [u8]) -> Result<()>;
+    /// The bytes beside its header.
+    fn inline_data(&self) -> Result<Vec<u8>>;
 }
 
 /// The transport of an inbound topic.
@@ -46,6 +50,10 @@ pub(crate) trait InboundTransport {
         at: u64,
     ) -> Result<Option<Self::CopyHandle>>;
     fn is_copied(&mut self, copy_handle: &Self::CopyHandle) -> Result<bool>;
+    /// Begins to copy a chunk to where the processor reads it, its end first: that arrives last.
+    fn look(&mut self, chunk: &Self::Chunk) -> Result<Self::CopyHandle>;
+    /// What the copy of a chunk has seen, once it is over.
+    fn seen(&mut self, chunk: &Self::Chunk) -> Result<Vec<u8>>;
 }
 
 /// Counters of a topic of one node.
@@ -61,6 +69,8 @@ pub struct InboundCounters {
     pub waited_for_queue: u64,
     /// Lanes for large messages; 0 while it is not connected.
     pub lanes: u64,
+    /// The ring lies in device memory.
+    pub is_direct: bool,
 }
 
 type InboundResult<T> = std::result::Result<T, TurnFailure>;
@@ -73,6 +83,8 @@ enum PendingStep<C, T> {
     Finish(StageDurations, CopyTimes),
     /// Drop a chunk.
     ReleaseChunk(C),
+    /// Compare a chunk of a probe, once a copy begun at this time is over.
+    Look(T, u64, C, Part),
 }
 
 /// Times of a message: arrival of its last chunk, begin and end of its copies.
@@ -92,8 +104,11 @@ struct Batch<C> {
 }
 
 /// A long message with chunks still to come.
-struct LongMessage<P> {
+struct LongMessage<C, P> {
+    kind: RingMessageKind,
     header: MessageHeader,
+    /// The first chunk, of a message whose header is beside it.
+    first: Option<C>,
     /// None: the message is a duplicate, or waits for memory.
     payload: Option<P>,
     is_wanted: bool,
@@ -115,7 +130,11 @@ pub(crate) struct Inbound<C, P, T> {
     timeout: u64,
     steps: VecDeque<PendingStep<C, T>>,
     batch: Option<Batch<C>>,
-    long: Option<LongMessage<P>>,
+    long: Option<LongMessage<C, P>>,
+    /// The probe of the ring, until the last of its bytes were right.
+    probe: Option<RingProbe>,
+    /// They were, and this was not asked for yet.
+    has_passed_probe: bool,
     /// Since when memory is exhausted, or the queue is full.
     no_memory_since: Option<u64>,
     queue_full_since: Option<u64>,
@@ -138,6 +157,8 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
             steps: VecDeque::new(),
             batch: None,
             long: None,
+            probe: None,
+            has_passed_probe: false,
             no_memory_since: None,
             queue_full_since: None,
             is_draining: false,
@@ -165,9 +186,20 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         self.counters
     }
 
+    /// The next ring begins with a probe, or not.
+    pub(crate) fn expect_probe(&mut self, probe: Option<RingProbe>) {
+        (self.probe, self.has_passed_probe) = (probe, false);
+    }
+
+    /// Whether the probe of the ring has passed since the last call.
+    pub(crate) fn take_passed_probe(&mut self) -> bool {
+        std::mem::take(&mut self.has_passed_probe)
+    }
+
     /// Forgets unpublished messages after the ring closed, as soon as no copy is in progress.
     pub(crate) fn disconnect(&mut self) {
         (self.batch, self.long) = (None, None);
+        self.expect_probe(None);
         self.is_draining = true;
     }
 
@@ -183,7 +215,7 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         sink: &mut dyn Sink<P>,
     ) -> bool {
         while let Some(step) = self.steps.front() {
-            if let PendingStep::Copy(copy_handle, ..) = step
+            if let PendingStep::Copy(copy_handle, ..) | PendingStep::Look(copy_handle, ..) = step
                 && let Ok(false) = intake.is_copied(copy_handle)
             {
                 return false;
@@ -227,7 +259,8 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         }
         turn.run_steps(&mut progress)?;
         progress.is_waiting |= self.no_memory_since.is_some() || self.queue_full_since.is_some();
-        progress.is_copying = matches!(self.steps.front(), Some(PendingStep::Copy(..)));
+        let first = self.steps.front();
+        progress.is_copying = matches!(first, Some(PendingStep::Copy(..) | PendingStep::Look(..)));
         Ok(progress)
     }
 
@@ -263,14 +296,41 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         if length != header.prefix() || whole != ring.length || header.length == 0 {
             return Err(violation("message length differs from its header"));
         }
+        let prefix = length as u64;
+        self.begin_long((RingMessageKind::Long, header), (prefix, has_trailer), None)
+    }
+
+    /// The first chunk of a message whose header and metadata are beside it.
+    fn read_inline(&mut self, chunk: C) -> InboundResult<()> {
+        let ring = *chunk.header();
+        let bytes = chunk.inline_data().map_err(TurnFailure::Connection)?;
+        let (header, has_trailer) = MessageHeader::decode(&bytes).map_err(violation)?;
+        if ring.offset != 0
+            || bytes.len() != header.prefix()
+            || has_trailer
+            || header.length != ring.length
+        {
+            return Err(violation("message length differs from its header"));
+        }
+        self.begin_long((RingMessageKind::Inline, header), (0, false), Some(chunk))
+    }
+
+    fn begin_long(
+        &mut self,
+        (kind, header): (RingMessageKind, MessageHeader),
+        (prefix, has_trailer): (u64, bool),
+        first: Option<C>,
+    ) -> InboundResult<()> {
         let is_wanted = self.check(&header)?;
         self.long = Some(LongMessage {
-            prefix: length as u64,
-            has_trailer,
-            trailer: [0; TRAILER_LENGTH],
+            kind,
             header,
+            first,
             payload: None,
             is_wanted,
+            prefix,
+            has_trailer,
+            trailer: [0; TRAILER_LENGTH],
             copy_begun: None,
         });
         Ok(())
@@ -324,6 +384,25 @@ impl<I: InboundTransport> InboundTurn<'_, I> {
                     }
                 }
                 PendingStep::ReleaseChunk(_) => {}
+                PendingStep::Look(copy_handle, since, chunk, part) => {
+                    if !self.intake.is_copied(copy_handle)? {
+                        if self.now.monotonic - *since > self.topic.timeout {
+                            let cause = "the device did not copy its bytes within the timeout";
+                            return Err(TurnFailure::Probe(cause.to_owned()));
+                        }
+                        return Ok(());
+                    }
+                    let bytes = self.intake.seen(chunk).map_err(TurnFailure::Connection)?;
+                    let Some(probe) = &self.topic.probe else { return Ok(()) };
+                    if let Some(fault) = probe.fault(*part, &bytes) {
+                        return Err(TurnFailure::Probe(fault));
+                    }
+                    let is_last = chunk.is_last() && probe.message().is_none();
+                    if is_last && self.topic.steps.len() == 1 {
+                        self.topic.expect_probe(None);
+                        self.topic.has_passed_probe = true;
+                    }
+                }
             }
             progress.has_moved = true;
             self.topic.steps.pop_front();
@@ -345,12 +424,28 @@ impl<I: InboundTransport> InboundTurn<'_, I> {
                 long.payload = Some(payload);
             }
         }
+        if let Some(chunk) = self.topic.long.as_mut().and_then(|long| long.first.take()) {
+            self.continue_long_message(chunk)?;
+            return Ok(true);
+        }
+        // No message of the topic is taken before the probe is over.
+        let is_probed = |probe: &RingProbe| probe.message().is_none();
+        if self.topic.probe.as_ref().is_some_and(is_probed) {
+            return Ok(false);
+        }
         let Some(chunk) = self.intake.take().map_err(TurnFailure::Connection)? else {
             return Ok(false);
         };
         let header = *chunk.header();
         match RingMessageKind::of(header.topic) {
             None => Err(violation("unknown kind of ring message")),
+            Some(RingMessageKind::Probe) => {
+                self.begin_look(chunk)?;
+                Ok(true)
+            }
+            Some(_) if self.topic.probe.is_some() => {
+                Err(violation("the ring does not begin with the probe"))
+            }
             Some(_) if self.topic.long.is_some() => {
                 self.continue_long_message(chunk)?;
                 Ok(true)
@@ -368,7 +463,29 @@ impl<I: InboundTransport> InboundTurn<'_, I> {
                 self.topic.release_chunk(Some(chunk));
                 Ok(true)
             }
+            Some(RingMessageKind::Inline) => {
+                self.topic.read_inline(chunk)?;
+                Ok(true)
+            }
         }
+    }
+
+    /// Looks at a chunk of a probe as soon as it has arrived.
+    fn begin_look(&mut self, chunk: I::Chunk) -> InboundResult<()> {
+        let header = *chunk.header();
+        let expected = self.topic.probe.as_ref().and_then(RingProbe::message);
+        let Some(message) = expected.filter(|it| it.length() == header.length) else {
+            return Err(violation("a probe that was not asked for, or of another length"));
+        };
+        if chunk.is_last()
+            && let Some(probe) = &mut self.topic.probe
+        {
+            probe.advance();
+        }
+        let part = Part::new(message.offset() + header.offset, header.payload.into());
+        let copy_handle = self.intake.look(&chunk)?;
+        self.topic.steps.push_back(PendingStep::Look(copy_handle, self.now.monotonic, chunk, part));
+        Ok(())
     }
 
     fn allocate(&mut self, header: &MessageHeader) -> InboundResult<Option<I::PayloadLocation>> {
@@ -429,7 +546,7 @@ impl<I: InboundTransport> InboundTurn<'_, I> {
     fn continue_long_message(&mut self, chunk: I::Chunk) -> InboundResult<()> {
         let Some(mut long) = self.topic.long.take() else { return Ok(()) };
         let (ring, is_last) = (*chunk.header(), chunk.is_last());
-        if ring.topic != RingMessageKind::Long.number() {
+        if ring.topic != long.kind.number() {
             return Err(violation("chunk kind differs from its message"));
         }
         // The ring's reader has checked that chunks follow one another up to the length.

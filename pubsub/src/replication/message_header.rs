@@ -18,7 +18,9 @@
 //!
 //! A message of the ring is a *batch* of small messages, each with its header, metadata and
 //! payload, filled up to 8 bytes, all in one chunk; or a *long* one, whose first chunk is header
-//! and metadata, and the others the payload.
+//! and metadata, and the others the payload. In a ring in device memory, which the reader's
+//! processor cannot read, each message is *inline*: header and metadata are [beside the
+//! header](fabric::ring::Port::push_with) of its first chunk.
 
 use std::convert::Infallible;
 
@@ -49,6 +51,10 @@ pub enum RingMessageKind {
     Batch = 0,
     /// One message.
     Long = 1,
+    /// One message whose header and metadata accompany its first chunk.
+    Inline = 2,
+    /// Bytes of a probe.
+    Probe = 3,
 }
 
 impl RingMessageKind {
@@ -59,7 +65,8 @@ impl RingMessageKind {
 
     /// None for an unknown number.
     pub fn of(number: u32) -> Option<Self> {
-        [Self::Batch, Self::Long].into_iter().find(|kind| kind.number() == number)
+        let all = [Self::Batch, Self::Long, Self::Inline, Self::Probe];
+        all.into_iter().find(|kind| kind.number() == number)
     }
 }
 

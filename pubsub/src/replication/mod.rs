@@ -21,6 +21,7 @@ mod control_messages;
 mod inbound;
 mod message_header;
 mod outbound;
+mod probe;
 mod received_topics;
 mod remote_nodes;
 mod report;
@@ -39,7 +40,7 @@ mod worker;
 mod worker_pool;
 mod workers;
 
-pub use connection_messages::{ConnectionMessage, Provider, Side, TopicParameters};
+pub use connection_messages::{ConnectionMessage, DirectWriter, Provider, Side, TopicParameters};
 #[cfg(test)]
 pub(crate) use connection_messages::{MAX_LANES, MAX_REASON_LENGTH, fit_addresses};
 pub use inbound::InboundCounters;
@@ -175,6 +176,8 @@ pub(crate) enum TurnFailure {
     Connection(Error),
     /// The source, the sink, or a device.
     Topic(Error),
+    /// The probe of the ring, with the cause.
+    Probe(String),
 }
 
 impl From<Error> for TurnFailure {

@@ -66,14 +66,17 @@ impl Replicator {
         };
         for (provider, counters) in worker_pool.counters() {
             let provider = &provider.name;
-            let path =
-                |lanes: u64| RingPath { provider: provider.clone(), lanes: lanes.max(1) as usize };
+            let path = |lanes: u64, is_direct| RingPath {
+                provider: provider.clone(),
+                lanes: lanes.max(1) as usize,
+                is_direct,
+            };
             for (key, node, found) in &counters.sent {
                 let Some(topic) = named(key) else { continue };
                 rows.push(Row::Sent {
                     topic,
                     node: node.to_string(),
-                    path: path(found.lanes),
+                    path: path(found.lanes, found.is_direct),
                     messages: found.delivered,
                     bytes: found.bytes,
                     waits: found.blocked,
@@ -85,7 +88,7 @@ impl Replicator {
                 rows.push(Row::Received {
                     topic,
                     node: node.to_string(),
-                    path: path(found.lanes),
+                    path: path(found.lanes, found.is_direct),
                     messages: found.messages,
                     bytes: found.bytes,
                     stages: vec![

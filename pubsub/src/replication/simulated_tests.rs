@@ -1,5 +1,6 @@
 //! Topics sent between nodes in simulated time.
 
+mod device_rings;
 mod endpoints;
 mod lanes;
 mod simulation;
@@ -18,7 +19,8 @@ use self::simulation::{
 use super::{MessageHeader, NodeId, OutboundOptions, TurnFailure};
 use crate::replication::inbound::Inbound;
 use crate::replication::message_header::{MAX_PREFIX_LENGTH, RingMessageKind};
-use crate::replication::outbound::Outbound;
+use crate::replication::outbound::{Outbound, RingForm};
+use crate::replication::probe::RingProbe;
 
 const MIB: u64 = 1 << 20;
 const SPEEDS: Speeds = Speeds { out: 10_000, wire: 4_000, into: 8_000, latency: 2_000 };
@@ -43,6 +45,10 @@ struct Reader {
     intake: SimInboundState,
     sink: SimSink,
     ring: Option<usize>,
+    /// Its next ring lies in device memory, and is probed or not.
+    on_device: Option<bool>,
+    /// Why the probe of its ring failed.
+    failed_probe: Option<String>,
     /// It has no turns.
     is_stuck: bool,
 }
@@ -68,6 +74,8 @@ impl Simulation {
             intake: SimInboundState::default(),
             sink: SimSink::default(),
             ring: None,
+            on_device: None,
+            failed_probe: None,
             is_stuck: false,
         };
         let mut sim = Self {
@@ -97,11 +105,20 @@ impl Simulation {
     }
 
     fn connect(&mut self, number: usize) {
-        let ring = self.wire.open(self.ring.0, self.ring.1);
         let reader = &mut self.readers[number];
+        let (ring, form) = match reader.on_device {
+            None => (self.wire.open(self.ring.0, self.ring.1), RingForm::Host),
+            Some(is_probed) => {
+                let seed = self.wire.rings.len() as u64;
+                let probe = is_probed.then(|| RingProbe::new(seed, self.ring.0));
+                let ring = self.wire.open_on_device(self.ring, probe.as_ref());
+                reader.inbound.expect_probe(probe);
+                (ring, RingForm::Device { probe })
+            }
+        };
         reader.ring = Some(ring);
         let from = reader.inbound.expected();
-        self.outbound.connect(reader.node, ring, from, &mut self.wire);
+        self.outbound.connect(reader.node, (ring, form), from, &mut self.wire);
     }
 
     /// The connection breaks: both sides detect it, and reconnect.
@@ -187,12 +204,28 @@ impl Simulation {
             assert!(self.may_lose, "{node}: {error}");
             self.lost.push(node);
         }
-        for reader in self.readers.iter_mut().filter(|reader| !reader.is_stuck) {
+        let mut failed_probes = Vec::new();
+        for (number, reader) in self.readers.iter_mut().enumerate() {
+            if reader.is_stuck {
+                continue;
+            }
             let (intake, wire, ring) = (&mut reader.intake, &mut self.wire, reader.ring);
             let mut reading = SimRingInput { intake, wire, ring };
-            let progress = reader.inbound.advance(now, &mut reading, &mut reader.sink).unwrap();
-            has_moved |= progress.has_moved;
-            is_waiting |= progress.is_waiting;
+            match reader.inbound.advance(now, &mut reading, &mut reader.sink) {
+                Ok(progress) => {
+                    has_moved |= progress.has_moved;
+                    is_waiting |= progress.is_waiting;
+                }
+                Err(TurnFailure::Probe(cause)) => {
+                    (reader.on_device, reader.failed_probe) = (None, Some(cause));
+                    failed_probes.push(number);
+                }
+                Err(failure) => panic!("{failure:?}"),
+            }
+        }
+        has_moved |= !failed_probes.is_empty();
+        for number in failed_probes {
+            self.break_ring(number);
         }
         if !has_moved {
             has_moved = self.wire.deliver_due(true);
@@ -540,6 +573,7 @@ fn hostile(
             bytes.len() as u64
         }
         RingMessageKind::Long => length as u64 + header.length,
+        other => panic!("{other:?} has tests of its own"),
     };
     let mut ring = ring_header(form.number(), 0, whole, bytes.len());
     change(&mut ring, &mut bytes);
@@ -554,7 +588,7 @@ fn hostile(
     let mut reading = SimRingInput { intake: &mut intake, wire: &mut wire, ring: None };
     match inbound.advance(now, &mut reading, &mut sink) {
         Err(TurnFailure::Connection(error)) => error.to_string(),
-        Err(TurnFailure::Topic(error)) => panic!("{error}"),
+        Err(failure) => panic!("{failure:?}"),
         Ok(_) => format!("{} published", sink.published.lock().unwrap().len()),
     }
 }

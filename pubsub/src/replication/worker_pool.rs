@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError, bounded};
+use transfer::path::DeviceFabric;
 
 use super::{RetryBackoff, key};
 use crate::error::{Error, ErrorKind, Result};
@@ -212,6 +213,8 @@ impl WorkerPool {
         let worker_options = WorkerOptions {
             policy: options.policy()?,
             lanes: options.lanes,
+            device_fabric: DeviceFabric::from_environment()
+                .map_err(|error| Error::of("open provider", error))?,
             ..WorkerOptions::default()
         };
         let (count, start_workers) = (options.workers, self.start_workers);

@@ -52,8 +52,13 @@ fn connect_request_with_invalid_addresses_is_refused() {
         }
         for (connection, (from, lane_addresses)) in (1..).zip(requests) {
             nodes.failed.clear();
-            let request =
-                ConnectionMessage::ConnectRequest { connection, parameters, from, lane_addresses };
+            let request = ConnectionMessage::ConnectRequest {
+                connection,
+                parameters,
+                from,
+                lane_addresses,
+                direct: None,
+            };
             nodes.of(1).send(Command::ControlMessage(KEY, node(0), request)).unwrap();
             nodes.until("a refusal", |nodes| !nodes.failed.is_empty());
         }

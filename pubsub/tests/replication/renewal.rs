@@ -69,6 +69,7 @@ fn repeated_connect_requests_use_bounded_memory() {
                 parameters,
                 from: from.clone(),
                 lane_addresses,
+                direct: None,
             };
             nodes.of(1).send(Command::ControlMessage(OTHER, node(2), request)).unwrap();
             nodes.process_events();

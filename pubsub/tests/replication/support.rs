@@ -229,6 +229,7 @@ pub(crate) fn options(provider: &str) -> WorkerOptions {
 
 pub(crate) fn topic(largest: u64) -> TopicOptions {
     TopicOptions {
+        device: None,
         parameters: TopicParameters { number: 1, largest, depth: 16 },
         max_retained: None,
     }

@@ -369,7 +369,7 @@ mod tests {
         let received = Row::Received {
             topic: "camera".to_owned(),
             node: strange.clone(),
-            path: RingPath { provider: strange.clone(), lanes: 1 },
+            path: RingPath { provider: strange.clone(), lanes: 1, is_direct: false },
             messages: 1,
             bytes: 1,
             stages: vec![(strange, 1)],

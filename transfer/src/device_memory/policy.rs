@@ -23,7 +23,8 @@ impl FabricFacts {
         Self { setting, registers_devices, refusal }
     }
 
-    pub(crate) fn setting(&self) -> DeviceFabric {
+    /// The setting.
+    pub fn setting(&self) -> DeviceFabric {
         self.setting
     }
 

@@ -62,7 +62,10 @@ pub(crate) fn access(rights: Option<Rights>) -> Access {
 }
 
 /// Registers a buffer. Device memory needs a domain that registers it.
-pub(crate) fn register(
+///
+/// # Errors
+/// Those of the provider.
+pub fn register(
     domain: &Domain,
     buffer: Arc<Buffer>,
     options: impl Into<RegistrationOptions>,
@@ -87,18 +90,6 @@ pub(crate) fn register(
     let device_only = options.clone().flags(RegistrationFlags::DEVICE_ONLY);
     let registered = domain.register(RegisteredBuffer(Arc::clone(&buffer)), device_only);
     registered.or_else(|_| domain.register(RegisteredBuffer(buffer), options))
-}
-
-/// Registers a range of device memory, or memory of the host that a device allocated.
-///
-/// # Errors
-/// Those of the provider.
-pub fn register_memory(
-    domain: &Domain,
-    memory: &Memory,
-    access: Access,
-) -> fabric::Result<MemoryRegion> {
-    register(domain, Arc::new(Buffer::Device(memory.clone())), access)
 }
 
 /// The dma-buf of the pages that contain the memory, and its offset in them. None if the device has

@@ -32,7 +32,7 @@ pub enum DeviceFabric {
 }
 
 impl DeviceFabric {
-    /// The environment variable that sets it for all agents whose program does not.
+    /// The environment variable that sets it for topics, and for all agents whose program does not.
     pub const VARIABLE: &'static str = "FABRICAST_DEVICE_FABRIC";
 
     /// Its name in settings and reports.
@@ -46,7 +46,10 @@ impl DeviceFabric {
     }
 
     /// The value of the environment, or the default.
-    pub(crate) fn from_environment() -> Result<Self> {
+    ///
+    /// # Errors
+    /// `Malformed` for another value than those of [`name`](Self::name).
+    pub fn from_environment() -> Result<Self> {
         match std::env::var_os(Self::VARIABLE).filter(|value| !value.is_empty()) {
             None => Ok(Self::default()),
             Some(value) => value.to_string_lossy().parse(),

@@ -17,6 +17,7 @@ use fabric::ring::{Message, Pushed};
 
 use self::staging::StagingArea;
 use super::message_header::{MessageHeader, RingMessageKind};
+use super::probe::RingProbe;
 use super::{ClockReading, NodeId, OutboundOptions, Progress, RingProgress, Source, TurnFailure};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -27,6 +28,8 @@ pub(crate) const BATCH_BUFFER_LENGTH: usize = 16 << 10;
 const MAX_BATCHED_PAYLOAD: u64 = 4096;
 /// Messages read from the source ahead of the fastest destination.
 const READ_AHEAD: u64 = 64;
+/// Rings in device memory that may break, one after the other, before rings in host memory are used.
+const MAX_DIRECT_FAILURES: u32 = 3;
 /// Chunks posted to one destination in one turn.
 const CHUNKS_PER_TURN: usize = 32;
 /// Copies begun before the completion of earlier ones is polled: beginning one takes some
@@ -42,6 +45,19 @@ pub(crate) enum Part<'a, P> {
     Direct(&'a P),
     /// A slot, from its start on.
     Slot { slot: u32, length: usize },
+    /// A part of the bytes that a probe of the ring is written from.
+    Probe { offset: u64, length: u64 },
+    /// An empty payload.
+    Nothing,
+}
+
+/// Where the memory of a ring lies.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum RingForm {
+    /// In host memory.
+    Host,
+    /// In device memory: payloads are written to it from where they lie, after the probe.
+    Device { probe: Option<RingProbe> },
 }
 
 /// The transport of an outbound topic.
@@ -54,14 +70,19 @@ pub(crate) trait OutboundTransport {
     fn is_staged(&self, payload: &Self::PayloadLocation) -> bool;
     /// Begins a message of a ring.
     fn begin(&self, ring: Self::Ring, form: RingMessageKind, length: u64) -> Result<Message>;
-    /// Writes a message's next chunk, from a part that lies in it from byte `at` on.
+    /// Writes a message's next chunk, from a part that lies in it from byte `at` on, with bytes
+    /// beside its header.
     fn push(
         &mut self,
         ring: Self::Ring,
         message: &mut Message,
-        part: Part<'_, Self::PayloadLocation>,
-        at: u64,
+        part: (Part<'_, Self::PayloadLocation>, u64),
+        inline: &[u8],
     ) -> Result<Pushed>;
+    /// Whether the bytes are there that a probe of the ring is written from.
+    fn is_probe_ready(&mut self, ring: Self::Ring) -> Result<bool>;
+    /// Releases them: no write from them is in flight.
+    fn end_probe(&mut self, ring: Self::Ring);
     fn ring_progress(&self, ring: Self::Ring) -> Result<RingProgress>;
     /// Whether no write into a ring that is not written any more is in flight, whatever its result.
     fn is_quiescent(&mut self, ring: Self::Ring) -> bool;
@@ -116,6 +137,8 @@ pub struct DestinationCounters {
     pub blocked_for: u64,
     /// Lanes for large messages; 0 while it is not connected.
     pub lanes: u64,
+    /// Its ring lies in device memory.
+    pub is_direct: bool,
     /// Messages that it missed because it lagged too far.
     pub missed: u64,
 }
@@ -162,16 +185,41 @@ impl WriteSource {
     }
 }
 
-/// A ring message that begins with a batch buffer: a batch lies there as a whole, of a long message
-/// the header and the metadata.
+/// A ring message that is being written.
 #[derive(Debug)]
 struct MessageInProgress {
     message: Message,
-    batch_buffer: u32,
-    /// Bytes of the batch buffer.
-    length: usize,
-    /// Number of messages of a batch; None for a long message.
+    start: MessageStart,
+    /// Number of messages of a batch; None for a single message.
     batched: Option<u64>,
+}
+
+/// What a ring message begins with.
+#[derive(Debug)]
+enum MessageStart {
+    /// So many bytes of a batch buffer: a whole batch, or header and metadata of a long message.
+    BatchBuffer(u32, usize),
+    /// The payload; header and metadata are beside the header of the chunk.
+    Inline(Box<[u8]>),
+}
+
+impl MessageInProgress {
+    /// Bytes of the ring message before the payload.
+    fn prefix(&self) -> u64 {
+        match self.start {
+            MessageStart::BatchBuffer(_, length) => length as u64,
+            MessageStart::Inline(_) => 0,
+        }
+    }
+}
+
+/// The probe of a destination's ring.
+#[derive(Debug)]
+struct OutboundProbe {
+    probe: RingProbe,
+    message: Option<Message>,
+    /// The end of its last message in the ring, once that is written.
+    end: Option<u64>,
 }
 
 /// A slot with a piece in it.
@@ -234,6 +282,9 @@ struct Destination<R> {
     /// The last value of `delivered` reported to the source.
     reported: Option<u64>,
     in_progress: Option<MessageInProgress>,
+    /// The ring lies in device memory.
+    is_direct: bool,
+    probe: Option<OutboundProbe>,
     /// Sources of posted writes, with their ends in the ring.
     in_flight_writes: VecDeque<(u64, WriteSource)>,
     /// Ends of messages in the ring, and what is delivered then.
@@ -294,6 +345,8 @@ pub(crate) struct Outbound<W: OutboundTransport> {
     /// Index of the destination whose turn is first.
     turn: usize,
     lost: Vec<(NodeId, Error)>,
+    /// Rings in device memory that broke before a message was acknowledged, one after the other.
+    direct_failures: u32,
     demands: Vec<PieceDemand>,
 }
 
@@ -312,6 +365,7 @@ impl<W: OutboundTransport> Outbound<W> {
             retiring: Vec::new(),
             turn: 0,
             lost: Vec::new(),
+            direct_failures: 0,
             demands: Vec::new(),
         }
     }
@@ -328,6 +382,8 @@ impl<W: OutboundTransport> Outbound<W> {
                 delivered: self.first,
                 reported: None,
                 in_progress: None,
+                is_direct: false,
+                probe: None,
                 in_flight_writes: VecDeque::new(),
                 unacknowledged: VecDeque::new(),
                 credit: 0,
@@ -340,13 +396,26 @@ impl<W: OutboundTransport> Outbound<W> {
     }
 
     /// Connects a node to this empty ring, from a position on.
-    pub(crate) fn connect(&mut self, node: NodeId, ring: W::Ring, from: u64, wire: &mut W) {
+    pub(crate) fn connect(
+        &mut self,
+        node: NodeId,
+        (ring, form): (W::Ring, RingForm),
+        from: u64,
+        wire: &mut W,
+    ) {
         self.add(node);
         self.disconnect(node, wire);
         let Some(index) = self.destination_index(node) else { return };
         let destination = &mut self.destinations[index];
         destination.ring = Some(ring);
         (destination.from, destination.reported) = (from, None);
+        destination.is_direct = matches!(form, RingForm::Device { .. });
+        destination.probe = match form {
+            RingForm::Device { probe: Some(probe) } => {
+                Some(OutboundProbe { probe, message: None, end: None })
+            }
+            _ => None,
+        };
         // Earlier messages are delivered; all others are written again.
         let is_delivered = |entry: &&Entry<_>| entry.header.position < from;
         let has = self.entries.iter().take_while(is_delivered).count() as u64;
@@ -373,12 +442,13 @@ impl<W: OutboundTransport> Outbound<W> {
         destination.next = destination.delivered;
         destination.unacknowledged.clear();
         (destination.credit, destination.left, destination.blocked_since) = (0, 0, None);
-        destination.is_busy = false;
-        if let Some(in_progress) = destination.in_progress.take()
-            && in_progress.message.written() == 0
+        (destination.is_busy, destination.probe) = (false, None);
+        if let Some(MessageInProgress { message, start, .. }) = destination.in_progress.take()
+            && let MessageStart::BatchBuffer(batch_buffer, _) = start
+            && message.written() == 0
         {
             // Nothing of this batch buffer was written.
-            wire.release_batch_buffer(in_progress.batch_buffer, false);
+            wire.release_batch_buffer(batch_buffer, false);
         }
         for (_, source) in destination.in_flight_writes.drain(..) {
             source.finish(&mut self.staging, wire, true);
@@ -452,8 +522,21 @@ impl<W: OutboundTransport> Outbound<W> {
     }
 
     pub(crate) fn counters(&self) -> Vec<(NodeId, DestinationCounters)> {
-        let of = |destination: &Destination<_>| (destination.node, destination.counters);
+        let of = |destination: &Destination<_>| {
+            let is_direct = destination.is_direct && destination.ring.is_some();
+            (destination.node, DestinationCounters { is_direct, ..destination.counters })
+        };
         self.destinations.iter().map(of).collect()
+    }
+
+    /// A ring in device memory could not be written.
+    pub(crate) fn note_direct_failure(&mut self) {
+        self.direct_failures = self.direct_failures.saturating_add(1);
+    }
+
+    /// Whether rings in device memory can be written, as far as is known.
+    pub(crate) fn may_write_direct(&self) -> bool {
+        self.direct_failures < MAX_DIRECT_FAILURES
     }
 
     /// The ring of a connected node.
@@ -505,6 +588,8 @@ impl<W: OutboundTransport> Outbound<W> {
                 Ok(()) => {}
                 Err(TurnFailure::Connection(error)) => self.disconnect_failed(index, error, wire),
                 Err(TurnFailure::Topic(error)) => return Err(error),
+                // Only readers judge probes.
+                Err(TurnFailure::Probe(_)) => {}
             }
         }
         if self.next_piece > 0 {
@@ -518,6 +603,9 @@ impl<W: OutboundTransport> Outbound<W> {
 
     fn disconnect_failed(&mut self, index: usize, error: Error, wire: &mut W) {
         let node = self.destinations[index].node;
+        if self.destinations[index].is_direct {
+            self.note_direct_failure();
+        }
         self.disconnect(node, wire);
         self.lost.push((node, error));
     }
@@ -562,12 +650,20 @@ impl<W: OutboundTransport> Outbound<W> {
             source.finish(&mut self.staging, wire, false);
         }
         destination.left = ring_progress.left;
+        let probe_end = destination.probe.as_ref().and_then(|probe| probe.end);
+        if probe_end.is_some_and(|end| end <= ring_progress.left) {
+            destination.probe = None;
+            wire.end_probe(ring);
+        }
         // A reader may claim to have read more than was completed. The claim is wrong, and the
         // provider still reads the rest.
         let read = ring_progress.read.min(ring_progress.left);
         while let Some((_, unacknowledged)) = pop_through(&mut destination.unacknowledged, read) {
             has_moved = true;
             destination.counters.delivered += unacknowledged.messages;
+            if destination.is_direct {
+                self.direct_failures = 0;
+            }
             destination.delivered = unacknowledged.entry;
         }
         if ring_progress.read != destination.credit {

@@ -5,7 +5,7 @@ use fabric::ring::Pushed;
 use super::staging::PiecePriority;
 use super::{
     BATCH_BUFFER_LENGTH, CHUNKS_PER_TURN, COPIES_PER_TURN, CopyState, Destination,
-    MessageInProgress, Outbound, OutboundTransport, Part, PieceDemand, StagedPiece,
+    MessageInProgress, MessageStart, Outbound, OutboundTransport, Part, PieceDemand, StagedPiece,
     UnacknowledgedMessage, WriteSource,
 };
 use crate::error::Result;
@@ -13,6 +13,28 @@ use crate::replication::message_header::{
     MAX_PREFIX_LENGTH, MessageHeader, RingMessageKind, TRAILER_LENGTH,
 };
 use crate::replication::{ClockReading, Progress, TurnFailure};
+
+impl<R> Destination<R> {
+    /// The outcome of an attempt to write a chunk. False if none can be written now.
+    fn pushed(&mut self, pushed: Pushed, now: ClockReading, progress: &mut Progress) -> bool {
+        self.is_busy = pushed == Pushed::Busy;
+        match pushed {
+            Pushed::Posted(_) | Pushed::Written => {
+                progress.has_moved = true;
+                self.end_blocked(now);
+                return true;
+            }
+            Pushed::Blocked(_) => {
+                if self.blocked_since.is_none() {
+                    self.blocked_since = Some(now.monotonic);
+                    self.counters.blocked += 1;
+                }
+            }
+            Pushed::Busy => progress.is_waiting = true,
+        }
+        false
+    }
+}
 
 impl<W: OutboundTransport> Outbound<W> {
     pub(super) fn write(
@@ -24,6 +46,12 @@ impl<W: OutboundTransport> Outbound<W> {
     ) -> std::result::Result<(), TurnFailure> {
         for _ in 0..CHUNKS_PER_TURN {
             let Some(ring) = self.destinations[index].ring else { break };
+            if self.destinations[index].probe.as_ref().is_some_and(|probe| probe.end.is_none()) {
+                match self.write_probe((index, ring), now, wire, progress)? {
+                    true => continue,
+                    false => break,
+                }
+            }
             if self.destinations[index].in_progress.is_none()
                 && !self.begin(index, ring, now, wire)?
             {
@@ -31,16 +59,27 @@ impl<W: OutboundTransport> Outbound<W> {
             }
             let destination = &mut self.destinations[index];
             let Some(in_progress) = &mut destination.in_progress else { break };
-            let MessageInProgress { message, batch_buffer, length, batched } = in_progress;
-            let prefix = *length as u64;
-            let (part, at, source) = if message.written() == 0 {
+            let prefix = in_progress.prefix();
+            let MessageInProgress { message, start, batched } = in_progress;
+            let mut inline: &[u8] = &[];
+            let (part, at, source) = if let MessageStart::BatchBuffer(batch_buffer, length) = start
+                && message.written() == 0
+            {
                 let part = Part::BatchBuffer { batch_buffer: *batch_buffer, length: *length };
                 (part, 0, Some(WriteSource::BatchBuffer(*batch_buffer)))
             } else {
                 let Some(entry) = self.entries.get((destination.next - self.first) as usize) else {
                     break;
                 };
-                if entry.pieces == 0 {
+                if let MessageStart::Inline(bytes) = start {
+                    if message.written() == 0 {
+                        inline = bytes;
+                    }
+                    match entry.header.length {
+                        0 => (Part::Nothing, 0, None),
+                        _ => (Part::Direct(&entry.payload), 0, None),
+                    }
+                } else if entry.pieces == 0 {
                     (Part::Direct(&entry.payload), prefix, None)
                 } else {
                     let piece = self.options.piece;
@@ -57,25 +96,12 @@ impl<W: OutboundTransport> Outbound<W> {
                     (part, prefix + from, Some(WriteSource::Piece(piece_index)))
                 }
             };
-            let pushed = wire.push(ring, message, part, at).map_err(TurnFailure::Connection)?;
-            destination.is_busy = pushed == Pushed::Busy;
-            match pushed {
-                Pushed::Posted(_) | Pushed::Written => {}
-                Pushed::Blocked(_) => {
-                    if destination.blocked_since.is_none() {
-                        destination.blocked_since = Some(now.monotonic);
-                        destination.counters.blocked += 1;
-                    }
-                    break;
-                }
-                Pushed::Busy => {
-                    progress.is_waiting = true;
-                    break;
-                }
-            }
-            progress.has_moved = true;
+            let pushed = wire.push(ring, message, (part, at), inline);
+            let pushed = pushed.map_err(TurnFailure::Connection)?;
             let (is_written, batched) = (message.is_written(), *batched);
-            destination.end_blocked(now);
+            if !destination.pushed(pushed, now, progress) {
+                break;
+            }
             // A ring that just broke may still have the write in flight.
             let ring_progress = wire.ring_progress(ring);
             let tail = ring_progress.as_ref().map_or(u64::MAX, |ring_progress| ring_progress.tail);
@@ -126,6 +152,10 @@ impl<W: OutboundTransport> Outbound<W> {
         }
         if destination.next == end {
             return Ok(false);
+        }
+        if destination.is_direct {
+            self.begin_inline(index, ring, now, wire).map_err(TurnFailure::Connection)?;
+            return Ok(true);
         }
         let is_first = !destination
             .in_flight_writes
@@ -191,20 +221,75 @@ impl<W: OutboundTransport> Outbound<W> {
             (payloads, batched) = (header.length, None);
         }
         let message = wire.begin(ring, kind, ring_length).map_err(TurnFailure::Connection)?;
-        destination.in_progress =
-            Some(MessageInProgress { message, batch_buffer, length, batched });
+        let start = MessageStart::BatchBuffer(batch_buffer, length);
+        destination.in_progress = Some(MessageInProgress { message, start, batched });
         destination.next += batched.unwrap_or(0);
         destination.counters.bytes += payloads;
         destination.counters.batches += u64::from(batched.is_some());
         Ok(())
     }
 
+    /// Begins the next message of a ring in device memory.
+    fn begin_inline(
+        &mut self,
+        index: usize,
+        ring: W::Ring,
+        now: ClockReading,
+        wire: &mut W,
+    ) -> Result<()> {
+        let destination = &mut self.destinations[index];
+        let entry = &self.entries[(destination.next - self.first) as usize];
+        let header = MessageHeader { posted: now.realtime, ..entry.header };
+        let mut bytes = [0; MAX_PREFIX_LENGTH];
+        let prefix = header.encode(false, &mut bytes);
+        let message = wire.begin(ring, RingMessageKind::Inline, header.length)?;
+        let start = MessageStart::Inline(bytes[..prefix].into());
+        destination.in_progress = Some(MessageInProgress { message, start, batched: None });
+        destination.counters.bytes += header.length;
+        Ok(())
+    }
+
+    /// Writes the next chunk of a probe. False if none can be written now.
+    fn write_probe(
+        &mut self,
+        (index, ring): (usize, W::Ring),
+        now: ClockReading,
+        wire: &mut W,
+        progress: &mut Progress,
+    ) -> std::result::Result<bool, TurnFailure> {
+        let destination = &mut self.destinations[index];
+        let Some(writing) = &mut destination.probe else { return Ok(false) };
+        if !wire.is_probe_ready(ring).map_err(TurnFailure::Connection)? {
+            progress.is_waiting = true;
+            return Ok(false);
+        }
+        let Some(part) = writing.probe.message() else { return Ok(false) };
+        let message = match &mut writing.message {
+            Some(message) => message,
+            none => {
+                let begun = wire.begin(ring, RingMessageKind::Probe, part.length());
+                none.insert(begun.map_err(TurnFailure::Connection)?)
+            }
+        };
+        let from = Part::Probe { offset: part.offset(), length: part.length() };
+        let pushed = wire.push(ring, message, (from, 0), &[]).map_err(TurnFailure::Connection)?;
+        if message.is_written() {
+            writing.message = None;
+            writing.probe.advance();
+            if writing.probe.message().is_none() {
+                let tail = wire.ring_progress(ring).map_err(TurnFailure::Connection)?.tail;
+                writing.end = Some(tail);
+            }
+        }
+        Ok(destination.pushed(pushed, now, progress))
+    }
+
     /// The first piece that a destination still needs.
     fn cursor(&self, destination: &Destination<W::Ring>) -> u64 {
         let Some(entry) = self.entry(destination.next) else { return self.next_piece };
         match &destination.in_progress {
-            Some(MessageInProgress { message, length, batched: None, .. }) if entry.pieces > 0 => {
-                let payload = message.written().saturating_sub(*length as u64);
+            Some(writing) if writing.batched.is_none() && entry.pieces > 0 => {
+                let payload = writing.message.written().saturating_sub(writing.prefix());
                 entry.piece_index + (payload / self.options.piece).min(entry.pieces - 1)
             }
             _ => entry.piece_index,
@@ -220,7 +305,7 @@ impl<W: OutboundTransport> Outbound<W> {
     ) -> Result<bool> {
         let mut demands = std::mem::take(&mut self.demands);
         demands.clear();
-        for destination in self.destinations.iter().filter(|d| d.ring.is_some()) {
+        for destination in self.destinations.iter().filter(|d| d.ring.is_some() && !d.is_direct) {
             let is_blocked = destination.blocked_since.is_some();
             demands.push(PieceDemand { from: self.cursor(destination), is_blocked });
         }

@@ -25,7 +25,7 @@ use crate::replication::{
     Command, ControlMessage, LocalTopic, POLL_INTERVAL, RemoteNodes, RetryBackoff, ServiceContext,
     TopicOptions, TopicParameters, WorkerPool, key,
 };
-use crate::settings::Reliability;
+use crate::settings::{Reliability, SharedLocation};
 use crate::topic::Topic;
 
 /// Backoff of a topic whose replication failed.
@@ -546,6 +546,10 @@ impl Routing {
                 number: u64::from(number),
                 largest: settings.largest,
                 depth: settings.depth,
+            },
+            device: match settings.place {
+                SharedLocation::Host => None,
+                SharedLocation::Device(_) => replicated.local_topic.local.device().cloned(),
             },
             max_retained: (!is_reliable).then_some(settings.depth as usize),
         };

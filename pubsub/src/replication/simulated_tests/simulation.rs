@@ -3,6 +3,7 @@
 //! The rings are the real ones, without an endpoint. Written data arrives after a latency, and is
 //! overwritten if it was released too early. A device copies at the end of its copy time.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use fabric::ring::{
@@ -14,6 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::replication::inbound::{Chunk, InboundTransport};
 use crate::replication::message_header::RingMessageKind;
 use crate::replication::outbound::{BATCH_BUFFER_LENGTH, OutboundTransport, Part};
+use crate::replication::probe::RingProbe;
 use crate::replication::{ClockReading, RingProgress};
 
 pub(super) type Bytes = Arc<Mutex<Vec<u8>>>;
@@ -83,6 +85,7 @@ struct ChunkInFlight {
     arrives: u64,
     at: (u64, u64),
     header: ChunkHeader,
+    inline: Vec<u8>,
     payload: Vec<u8>,
     immediate: u32,
 }
@@ -92,6 +95,14 @@ pub(super) struct SimRing {
     writer: WriterState,
     reader: ReaderState,
     memory: Bytes,
+    /// It lies in device memory: bytes beside headers, by the number of their chunk.
+    inline: Option<HashMap<u64, Vec<u8>>>,
+    /// What its probe is written from.
+    probe: Option<Vec<u8>>,
+    /// Its bytes arrive so long after their notices, in nanoseconds.
+    pub(super) bytes_later: u64,
+    /// Bytes that arrive at this time, at this place.
+    late: Vec<(u64, usize, Vec<u8>)>,
     flights: Vec<ChunkInFlight>,
     /// Chunks with incomplete writes: lane, position, and completion time.
     leaving: Vec<(usize, u64, u64)>,
@@ -165,6 +176,10 @@ impl SimTransport {
             writer: WriterState::new(geometry, 1, chunk),
             reader: ReaderState::new(geometry, 1, capacity / 4),
             memory: Arc::new(Mutex::new(vec![0; capacity as usize])),
+            inline: None,
+            probe: None,
+            bytes_later: 0,
+            late: Vec::new(),
             flights: Vec::new(),
             leaving: Vec::new(),
             left: 0,
@@ -178,6 +193,19 @@ impl SimTransport {
             is_frozen: false,
             hides_chunk_limit: false,
         });
+        number
+    }
+
+    /// Opens a ring in device memory, with the probe that it begins with.
+    pub(super) fn open_on_device(
+        &mut self,
+        (capacity, chunk): (u64, u64),
+        probe: Option<&RingProbe>,
+    ) -> usize {
+        let number = self.open(capacity, chunk);
+        let ring = &mut self.rings[number];
+        ring.inline = Some(HashMap::new());
+        ring.probe = probe.map(|probe| probe.bytes(probe.source()));
         number
     }
 
@@ -219,7 +247,8 @@ impl SimTransport {
         let rings = living.flat_map(|ring| {
             let flights = ring.flights.iter().map(|flight| flight.arrives);
             let leaving = ring.leaving.iter().map(|(.., at)| *at);
-            flights.chain(leaving).chain(ring.credits.iter().map(|(at, _)| *at))
+            let late = ring.late.iter().map(|(at, ..)| *at);
+            flights.chain(leaving).chain(late).chain(ring.credits.iter().map(|(at, _)| *at))
         });
         let known = self.events.iter().copied().chain([self.next_poll]);
         rings.chain(known).filter(|event| *event > now).min()
@@ -237,6 +266,9 @@ impl SimTransport {
         let (now, latency) = (self.now, self.speeds.latency);
         let mut has_moved = false;
         for ring in self.rings.iter_mut().filter(|ring| !ring.is_broken && !ring.is_frozen) {
+            for (_, at, bytes) in ring.late.extract_if(.., |late| late.0 <= now) {
+                ring.memory.lock().unwrap()[at..at + bytes.len()].copy_from_slice(&bytes);
+            }
             for flight in ring.flights.iter_mut().filter(|flight| flight.leaves <= now) {
                 if let Some((payload, from)) = flight.source.take() {
                     let end = from + flight.payload.len();
@@ -249,7 +281,14 @@ impl SimTransport {
                 let mut memory = ring.memory.lock().unwrap();
                 let (header, payload) = (flight.at.0 as usize, flight.at.1 as usize);
                 memory[header..header + 64].copy_from_slice(&flight.header.encode());
-                memory[payload..payload + flight.payload.len()].copy_from_slice(&flight.payload);
+                match ring.bytes_later {
+                    0 => memory[payload..payload + flight.payload.len()]
+                        .copy_from_slice(&flight.payload),
+                    later => ring.late.push((now + later, payload, flight.payload)),
+                }
+                if let Some(inline) = &mut ring.inline {
+                    inline.insert(flight.header.sequence, flight.inline);
+                }
                 let immediate = Immediate::decode(flight.immediate);
                 ring.reader.notice(&immediate, 0).unwrap();
                 has_moved = true;
@@ -304,8 +343,8 @@ impl OutboundTransport for SimTransport {
         &mut self,
         ring: usize,
         message: &mut Message,
-        part: Part<'_, SimPayload>,
-        at: u64,
+        (part, at): (Part<'_, SimPayload>, u64),
+        inline: &[u8],
     ) -> Result<Pushed> {
         let ring = &mut self.rings[ring];
         if ring.is_broken || ring.has_lost_lane {
@@ -317,7 +356,7 @@ impl OutboundTransport for SimTransport {
         // Small messages and prefixes use the first lane.
         let lanes = ring.lanes.iter().enumerate();
         let lane = match part {
-            Part::BatchBuffer { .. } => 0,
+            Part::BatchBuffer { .. } | Part::Nothing => 0,
             _ => {
                 lanes.min_by_key(|(_, lane)| lane.resource.free.max(self.now)).map_or(0, |it| it.0)
             }
@@ -332,8 +371,18 @@ impl OutboundTransport for SimTransport {
                 self.batch_buffers[batch_buffer as usize][from..length].to_vec()
             }
             Part::Slot { slot, length } => self.slots[slot as usize][from..length].to_vec(),
-            Part::Direct(payload) => payload.bytes.lock().unwrap()[from..].to_vec(),
+            Part::Direct(payload) => {
+                let is_direct = ring.inline.is_some() || !payload.is_device;
+                assert!(is_direct, "device memory is not written to a ring in host memory");
+                payload.bytes.lock().unwrap()[from..].to_vec()
+            }
+            Part::Probe { offset, length } => {
+                let source = ring.probe.as_ref().expect("a probe that was not begun, or is over");
+                source[offset as usize + from..(offset + length) as usize].to_vec()
+            }
+            Part::Nothing => Vec::new(),
         };
+        assert!(inline.is_empty() || ring.inline.is_some(), "no room beside headers");
         let chunk = match ring.writer.plan_within(message, bytes.len() as u64) {
             Ok(chunk) => chunk,
             Err(Refused::Blocked(blocked)) => return Ok(Pushed::Blocked(blocked)),
@@ -353,10 +402,19 @@ impl OutboundTransport for SimTransport {
             arrives: left + self.speeds.latency + late,
             at: (chunk.header_at, chunk.payload_at),
             header: chunk.header,
+            inline: inline.to_vec(),
             payload,
             immediate: chunk.immediate,
         });
         Ok(Pushed::Posted(chunk.header.payload.into()))
+    }
+
+    fn is_probe_ready(&mut self, ring: usize) -> Result<bool> {
+        Ok(self.rings[ring].probe.is_some())
+    }
+
+    fn end_probe(&mut self, ring: usize) {
+        assert!(self.rings[ring].probe.take().is_some(), "a probe ended twice");
     }
 
     fn ring_progress(&self, ring: usize) -> Result<RingProgress> {
@@ -479,6 +537,8 @@ pub(super) struct SimChunk {
     is_last: bool,
     offset: usize,
     memory: Bytes,
+    /// The bytes beside its header, of a ring in device memory.
+    inline: Option<Vec<u8>>,
     release_token: Option<ReleaseToken>,
     released: Arc<Mutex<Vec<ReleaseToken>>>,
 }
@@ -496,7 +556,8 @@ impl SimChunk {
     /// A chunk that was not written into any ring.
     pub(super) fn forged(header: ChunkHeader, is_last: bool, bytes: Vec<u8>) -> Self {
         let memory = Arc::new(Mutex::new(bytes));
-        Self { header, is_last, offset: 0, memory, release_token: None, released: Arc::default() }
+        let (inline, release_token, released) = (None, None, Arc::default());
+        Self { header, is_last, offset: 0, memory, inline, release_token, released }
     }
 }
 
@@ -509,7 +570,12 @@ impl Chunk for SimChunk {
         self.is_last
     }
 
+    fn inline_data(&self) -> Result<Vec<u8>> {
+        Ok(self.inline.clone().unwrap_or_default())
+    }
+
     fn read(&self, at: usize, into: &mut [u8]) -> Result<()> {
+        assert!(self.inline.is_none(), "the processor cannot read device memory");
         let from = self.offset + at;
         into.copy_from_slice(&self.memory.lock().unwrap()[from..from + into.len()]);
         Ok(())
@@ -524,6 +590,8 @@ type CopyIn = (u64, (Bytes, usize, usize), SimPayload, u64);
 pub(super) struct SimInboundState {
     resource: SerialResource,
     copies: Vec<CopyIn>,
+    /// Chunks of a probe as they were seen.
+    seen: HashMap<u64, Vec<u8>>,
     pub(super) forged: Vec<SimChunk>,
 }
 
@@ -564,6 +632,9 @@ impl InboundTransport for SimRingInput<'_> {
             is_last: arrived.is_last,
             offset: arrived.offset as usize,
             memory: Arc::clone(&memory),
+            inline: ring.inline.as_mut().map(|inline| {
+                inline.remove(&arrived.header.sequence).expect("written with the header")
+            }),
             release_token: Some(arrived.release_token),
             released: Arc::clone(&ring.released),
         }))
@@ -590,6 +661,22 @@ impl InboundTransport for SimRingInput<'_> {
         self.intake.copies.push((done, source, to.clone(), at));
         self.wire.events.push(done);
         Ok(Some(done))
+    }
+
+    fn look(&mut self, chunk: &SimChunk) -> Result<u64> {
+        let length = u64::from(chunk.header.payload);
+        let taken = transfer_time(length, self.wire.speeds.into);
+        let done = self.intake.resource.put(self.wire.now, taken);
+        // What the device sees when it begins.
+        let end = chunk.offset + length as usize;
+        let seen = chunk.memory.lock().unwrap()[chunk.offset..end].to_vec();
+        self.intake.seen.insert(chunk.header.sequence, seen);
+        self.wire.events.push(done);
+        Ok(done)
+    }
+
+    fn seen(&mut self, chunk: &SimChunk) -> Result<Vec<u8>> {
+        Ok(self.intake.seen.remove(&chunk.header.sequence).expect("looked at, once"))
     }
 
     fn is_copied(&mut self, copy_handle: &u64) -> Result<bool> {

@@ -104,8 +104,13 @@ fn connect_request_before_provider_is_answered_with_restart() {
     let parameters = TopicParameters { number: 1, largest: 64, depth: DEPTH as u32 };
     let answer = |replication: &mut Replicator, connection: u64| {
         let (from, lane_addresses) = (FROM.to_vec(), Vec::new());
-        let message =
-            ConnectionMessage::ConnectRequest { connection, parameters, from, lane_addresses };
+        let message = ConnectionMessage::ConnectRequest {
+            connection,
+            parameters,
+            from,
+            lane_addresses,
+            direct: None,
+        };
         send(&other, session, &ControlMessage::ConnectionMessage { topic: NAME.into(), message });
         let mut answer = None;
         until("an answer", &mut [replication], || {

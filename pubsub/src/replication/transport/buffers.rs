@@ -4,14 +4,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use fabric::ring::Port;
-use fabric::{Access, Endpoint, MemoryRegion, RegionSlice};
+use fabric::{Access, Domain, Endpoint, MemoryRegion, RegionSlice};
 use gpu::{Device, DeviceName, Implementation, Memory, Slice};
 use ipc::Layout;
+use transfer::{Buffer, device_memory};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::outbound::BATCH_BUFFER_LENGTH;
+use crate::replication::probe::RingProbe;
 use crate::replication::slab::Slab;
-use crate::replication::transport::host_memory::{MappedSpan, SegmentMemory};
+use crate::replication::transport::host_memory::{MappedSpan, PinnedMemory, SegmentMemory};
 
 /// Limit of batch buffers of all topics of a worker.
 const MAX_BATCH_BUFFERS: usize = 64;
@@ -56,26 +58,24 @@ impl<T> BufferSlab<T> {
 /// Memory that is written from, registered per lane on first use, for good. Pinning one GiB takes
 /// half a second where a provider does that. So memory that a further lane never writes is not
 /// registered for it.
-struct LaneRegistrations<M> {
-    memory: Arc<M>,
-    regions: Vec<Option<MemoryRegion>>,
-}
+#[derive(Default)]
+struct LaneRegions(Vec<Option<MemoryRegion>>);
 
-impl<M: fabric::Memory> LaneRegistrations<M> {
-    fn new(memory: M) -> Self {
-        Self { memory: Arc::new(memory), regions: Vec::new() }
-    }
-
-    fn get(&mut self, lane: usize, port: &Port) -> fabric::Result<&MemoryRegion> {
-        if self.regions.len() <= lane {
-            self.regions.resize_with(lane + 1, || None);
+impl LaneRegions {
+    fn get(
+        &mut self,
+        lane: usize,
+        port: &Port,
+        register: impl FnOnce(&Domain) -> fabric::Result<MemoryRegion>,
+    ) -> fabric::Result<&MemoryRegion> {
+        if self.0.len() <= lane {
+            self.0.resize_with(lane + 1, || None);
         }
-        let slot = &mut self.regions[lane];
+        let slot = &mut self.0[lane];
         if let Some(region) = slot {
             return Ok(region);
         }
-        let domain = port.lane_domain(lane).unwrap_or(port.endpoint().domain());
-        let region = domain.register(Arc::clone(&self.memory), Access::WRITE)?;
+        let region = register(port.lane_domain(lane).unwrap_or(port.endpoint().domain()))?;
         match lane {
             0 => region.enable_for(port.endpoint())?,
             // Where memory belongs to an endpoint, there are no further lanes.
@@ -83,6 +83,113 @@ impl<M: fabric::Memory> LaneRegistrations<M> {
             _ => {}
         }
         Ok(slot.insert(region))
+    }
+}
+
+/// Host memory with its registrations.
+struct LaneRegistrations<M> {
+    memory: Arc<M>,
+    regions: LaneRegions,
+}
+
+impl<M: fabric::Memory> LaneRegistrations<M> {
+    fn new(memory: M) -> Self {
+        Self { memory: Arc::new(memory), regions: LaneRegions::default() }
+    }
+
+    fn get(&mut self, lane: usize, port: &Port) -> fabric::Result<&MemoryRegion> {
+        let memory = &self.memory;
+        self.regions.get(lane, port, |domain| domain.register(Arc::clone(memory), Access::WRITE))
+    }
+}
+
+/// Device memory with its registrations. They share one handle of the memory.
+struct DeviceRegistrations {
+    buffer: Arc<Buffer>,
+    regions: LaneRegions,
+}
+
+impl DeviceRegistrations {
+    fn new(memory: &Memory) -> Self {
+        let buffer = Arc::new(Buffer::Device(memory.clone()));
+        Self { buffer, regions: LaneRegions::default() }
+    }
+
+    fn get(&mut self, lane: usize, port: &Port) -> fabric::Result<&MemoryRegion> {
+        let buffer = &self.buffer;
+        let register =
+            |domain: &Domain| device_memory::register(domain, Arc::clone(buffer), Access::WRITE);
+        self.regions.get(lane, port, register)
+    }
+
+    /// Whether another part of the process has a handle of the memory.
+    fn is_in_use(&self) -> bool {
+        matches!(&*self.buffer, Buffer::Device(memory) if memory.is_shared())
+    }
+}
+
+/// The bytes that the probe of a ring is written from, in memory of the same kind as the messages.
+pub(super) enum ProbeSource {
+    Host(ProbeInHost),
+    Device(Box<ProbeOnDevice>),
+}
+
+/// In host memory.
+pub(super) struct ProbeInHost(LaneRegistrations<fabric::HostMemory>);
+
+/// In device memory, where a copy brings them.
+pub(super) struct ProbeOnDevice {
+    memory: DeviceRegistrations,
+    copied: gpu::Point,
+    _from: PinnedMemory,
+}
+
+impl ProbeSource {
+    pub(super) fn new(
+        probe: &RingProbe,
+        device: Option<&Device>,
+        streams: &mut CopyStreams,
+    ) -> Result<Self> {
+        let operation = "probe ring in device memory";
+        let bytes = probe.bytes(probe.source());
+        let Some(device) = device else {
+            let memory = fabric::HostMemory::from_vec(bytes);
+            let memory = memory.map_err(|error| Error::of(operation, error))?;
+            return Ok(Self::Host(ProbeInHost(LaneRegistrations::new(memory))));
+        };
+        let from = PinnedMemory::create(SLOT, bytes.len(), device, operation)?;
+        from.write(0, &bytes)?;
+        let length = bytes.len() as u64;
+        let of_device = |error| Error::of(operation, error);
+        let memory = device.allocate_shared(length, &[]).map_err(of_device)?;
+        let to = memory.slice(0, length).map_err(of_device)?;
+        let copied = streams.copy(device, &to, &from.slice(0, length)?)?;
+        let memory = DeviceRegistrations::new(&memory);
+        Ok(Self::Device(Box::new(ProbeOnDevice { memory, copied, _from: from })))
+    }
+
+    pub(super) fn is_ready(&self) -> Result<bool> {
+        match self {
+            Self::Host(_) => Ok(true),
+            Self::Device(on_device) => {
+                let done = on_device.copied.is_done();
+                done.map_err(|error| Error::of("probe ring in device memory", error))
+            }
+        }
+    }
+
+    /// A part of the bytes as a lane's registered region.
+    pub(super) fn part(
+        &mut self,
+        (offset, length): (u64, u64),
+        lane: usize,
+        port: &Port,
+    ) -> fabric::Result<RegionSlice> {
+        let region = match self {
+            Self::Host(bytes) => bytes.0.get(lane, port)?,
+            Self::Device(on_device) => on_device.memory.get(lane, port)?,
+        };
+        region.slice(offset as usize..(offset + length) as usize)
     }
 }
 
@@ -206,6 +313,8 @@ struct RegisteredRange {
 #[derive(Default)]
 pub(super) struct RegistrationCache {
     memories: HashMap<usize, Vec<RegisteredRange>>,
+    /// Device memory that is written from directly.
+    of_devices: HashMap<usize, DeviceRegistrations>,
 }
 
 impl RegistrationCache {
@@ -243,8 +352,26 @@ impl RegistrationCache {
         region.slice(range).map_err(|error| Error::of(operation, error))
     }
 
+    /// The bytes from `at` of a slice of device memory, as a region of a lane.
+    pub(super) fn device_part(
+        &mut self,
+        slice: &Slice,
+        at: u64,
+        lane: usize,
+        port: &Port,
+    ) -> Result<RegionSlice> {
+        let of_fabric = |error| Error::of("write message from device memory", error);
+        let memory = slice.memory();
+        let registered = self.of_devices.entry(memory.identity());
+        let registered = registered.or_insert_with(|| DeviceRegistrations::new(memory));
+        let region = registered.get(lane, port).map_err(of_fabric)?;
+        let range = (slice.offset() + at) as usize..(slice.offset() + slice.length()) as usize;
+        region.slice(range).map_err(of_fabric)
+    }
+
     /// Releases memory that no other part of the process has a handle to.
     pub(super) fn release_unused(&mut self) {
+        self.of_devices.retain(|_, registered| registered.is_in_use());
         self.memories.retain(|_, ranges| {
             ranges.first().is_some_and(|first| first.span.memory.memory().is_shared())
         });

@@ -76,6 +76,59 @@ unsafe impl fabric::Memory for SegmentMemory {
     }
 }
 
+/// Host memory of this process that a device reaches, too.
+pub(crate) struct PinnedMemory {
+    // Unpinned before it is unmapped.
+    pinned: Memory,
+    segment: SegmentMemory,
+}
+
+impl PinnedMemory {
+    pub(crate) fn create(
+        layout: Layout,
+        length: usize,
+        device: &Device,
+        operation: &'static str,
+    ) -> Result<Self> {
+        let (segment, pinned) = SegmentMemory::create(layout, length, device, operation)?;
+        Ok(Self { pinned, segment })
+    }
+
+    /// A range as the device reaches it.
+    pub(crate) fn slice(&self, offset: u64, length: u64) -> Result<Slice> {
+        self.pinned.slice(offset, length).map_err(|error| Error::of(IN, error))
+    }
+
+    /// Whether a range lies in it.
+    fn contains(&self, offset: usize, length: usize) -> bool {
+        let end = offset.checked_add(length);
+        end.is_some_and(|end| end <= fabric::Memory::len(&self.segment))
+    }
+
+    /// Copies bytes to it.
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        if !self.contains(offset, bytes.len()) {
+            return Err(refuse(IN));
+        }
+        let target = fabric::Memory::as_ptr(&self.segment).wrapping_add(offset);
+        // SAFETY: inside the segment, which stays mapped; as in `unload`.
+        unsafe { libc::memmove(target.cast(), bytes.as_ptr().cast(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes out of it.
+    pub(crate) fn read(&self, offset: usize, length: usize) -> Result<Vec<u8>> {
+        if !self.contains(offset, length) {
+            return Err(refuse(IN));
+        }
+        let mut bytes = vec![0_u8; length];
+        let from = fabric::Memory::as_ptr(&self.segment).wrapping_add(offset);
+        // SAFETY: inside the segment, which stays mapped; as in `unload`.
+        unsafe { libc::memmove(bytes.as_mut_ptr().cast(), from.cast(), length) };
+        Ok(bytes)
+    }
+}
+
 /// Whether the CPU reaches it.
 fn is_host(memory: &Memory) -> bool {
     memory.device().is_none_or(|device| device.implementation == Implementation::Emulated)

@@ -4,25 +4,34 @@ mod buffers;
 mod copy_threads;
 pub(crate) mod host_memory;
 
+use std::collections::HashMap;
+
 use fabric::RegionSlice;
 use fabric::ring::{
     ChunkHeader, ChunkView, Message, Port, Pushed, ReceiverId, RingSender, SenderId,
 };
-use gpu::{Memory, Point};
+use gpu::{Device, Memory, Point};
+use ipc::Layout;
+use transfer::device_memory;
 
 use self::copy_threads::CopyThreads;
+use self::host_memory::PinnedMemory;
 use super::{PayloadLocation, RingProgress};
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::inbound::{Chunk, InboundTransport};
 use crate::replication::message_header::RingMessageKind;
 use crate::replication::outbound::{OutboundTransport, Part};
+use crate::replication::probe::RingProbe;
 use crate::replication::transport::buffers::{
-    BatchBuffers, CopyStreams, RegistrationCache, StagingSlots,
+    BatchBuffers, CopyStreams, ProbeSource, RegistrationCache, StagingSlots,
 };
 
 /// Shorter messages use only the first lane of their ring: striping them is not worth waking a
 /// thread.
 pub(super) const MIN_STRIPED_LENGTH: u64 = 1 << 20;
+/// Bytes at the end of a chunk that are looked at first.
+const TAIL_LENGTH: u64 = 4096;
+const MIRROR: Layout = Layout::new("replication probe", 1);
 const WRITE: &str = "write to node";
 const READ: &str = "read from node";
 
@@ -36,8 +45,42 @@ pub(super) struct Transport {
     out: CopyStreams,
     into: CopyStreams,
     copy_threads: CopyThreads,
+    /// What the probes of rings are written from.
+    probes: HashMap<SenderId, ProbeSource>,
+    /// Memory for empty payloads.
+    empty: Option<fabric::MemoryRegion>,
     /// Rings that topics closed.
     closed: Vec<SenderId>,
+}
+
+/// How devices reach the memory of a ring.
+pub(super) struct DeviceAccess {
+    /// The memory of the ring: on the device, or pinned for it.
+    memory: Memory,
+    /// The ring lies in device memory.
+    is_direct: bool,
+    /// Where its chunks are looked at during a probe.
+    mirror: Option<PinnedMemory>,
+}
+
+impl DeviceAccess {
+    /// A ring in host memory that is pinned for a device.
+    pub(super) fn pinned(memory: Memory) -> Self {
+        Self { memory, is_direct: false, mirror: None }
+    }
+
+    /// A ring in device memory, which is probed or not.
+    pub(super) fn on_device(memory: Memory, is_probed: bool) -> Result<Self> {
+        let device = memory.mapped_for();
+        let length = memory.length() as usize;
+        let mirror = is_probed.then(|| PinnedMemory::create(MIRROR, length, device, READ));
+        Ok(Self { mirror: mirror.transpose()?, memory, is_direct: true })
+    }
+
+    /// The probe is over.
+    pub(super) fn end_probe(&mut self) {
+        self.mirror = None;
+    }
 }
 
 impl Transport {
@@ -50,6 +93,8 @@ impl Transport {
             registrations: RegistrationCache::default(),
             out: CopyStreams::default(),
             into: CopyStreams::default(),
+            probes: HashMap::new(),
+            empty: None,
             closed: Vec::new(),
         }
     }
@@ -67,15 +112,47 @@ impl Transport {
         self.closed.drain(..)
     }
 
-    /// Access of an inbound topic, for one turn. `pinned`: the ring's memory, pinned for its
-    /// device.
+    /// Access of an inbound topic, for one turn, with that of its device to the ring.
     pub(super) fn input<'a>(
         &'a mut self,
         ring: Option<ReceiverId>,
-        pinned: Option<&'a Memory>,
+        device_access: Option<&'a DeviceAccess>,
     ) -> RingInput<'a> {
         let Self { port, into, copy_threads, .. } = self;
-        RingInput { port, into, copy_threads, ring, pinned, has_taken: false }
+        RingInput { port, into, copy_threads, ring, device_access, has_taken: false }
+    }
+
+    /// Prepares the probe of a ring, whose messages are written from memory of this device, or of
+    /// the host.
+    pub(super) fn begin_probe(
+        &mut self,
+        ring: SenderId,
+        probe: &RingProbe,
+        device: Option<&Device>,
+    ) -> Result<()> {
+        let source = ProbeSource::new(probe, device, &mut self.out)?;
+        self.probes.insert(ring, source);
+        Ok(())
+    }
+
+    /// The rings are closed, and so is their endpoint.
+    pub(super) fn forget_probes(&mut self) {
+        self.probes.clear();
+    }
+
+    /// No bytes of registered memory.
+    fn empty(&mut self) -> fabric::Result<RegionSlice> {
+        let region = match self.empty.take() {
+            Some(region) => region,
+            None => {
+                let endpoint = self.port.endpoint();
+                let memory = fabric::HostMemory::zeroed(64)?;
+                let region = endpoint.domain().register(memory, fabric::Access::WRITE)?;
+                region.enable_for(endpoint)?;
+                region
+            }
+        };
+        self.empty.insert(region).slice(0..0)
     }
 
     /// Releases memory that only this worker still uses.
@@ -95,6 +172,11 @@ impl Transport {
     fn sender(&self, ring: SenderId) -> Result<&RingSender> {
         self.port.sender(ring).map_err(write_failed)
     }
+}
+
+#[cold]
+fn no_probe() -> Error {
+    Error::new("probe ring in device memory", ErrorKind::Closed, "the ring has no probe")
 }
 
 fn write_failed(error: fabric::Error) -> Error {
@@ -127,11 +209,11 @@ impl OutboundTransport for Transport {
         &mut self,
         ring: SenderId,
         message: &mut Message,
-        part: Part<'_, PayloadLocation>,
-        at: u64,
+        (part, at): (Part<'_, PayloadLocation>, u64),
+        inline: &[u8],
     ) -> Result<Pushed> {
         let lane = match part {
-            Part::BatchBuffer { .. } => 0,
+            Part::BatchBuffer { .. } | Part::Nothing => 0,
             _ if message.length() < MIN_STRIPED_LENGTH => 0,
             _ => {
                 let left = message.length() - message.written();
@@ -151,12 +233,35 @@ impl OutboundTransport for Transport {
             Part::Direct(payload) => {
                 let written = message.written();
                 let from = written - at;
-                (self.registrations.part(payload.slice(), from, lane, &self.port)?, written)
+                let registrations = &mut self.registrations;
+                let part = match payload {
+                    PayloadLocation::Host(slice) => {
+                        registrations.part(slice, from, lane, &self.port)?
+                    }
+                    PayloadLocation::Device(slice) => {
+                        registrations.device_part(slice, from, lane, &self.port)?
+                    }
+                };
+                (part, written)
             }
+            Part::Probe { offset, length } => {
+                let source = self.probes.get_mut(&ring).ok_or_else(no_probe)?;
+                let part = source.part((offset, length), lane, &self.port);
+                (part.map_err(write_failed)?, 0)
+            }
+            Part::Nothing => (self.empty().map_err(write_failed)?, 0),
         };
         // Positions suffice here: drop the acknowledgements of single messages.
         while self.port.next_read(ring).map_err(write_failed)?.is_some() {}
-        self.port.push_on_lane(lane, ring, message, &part, at).map_err(write_failed)
+        self.port.push_with(lane, ring, message, (&part, at), inline).map_err(write_failed)
+    }
+
+    fn is_probe_ready(&mut self, ring: SenderId) -> Result<bool> {
+        self.probes.get(&ring).ok_or_else(no_probe)?.is_ready()
+    }
+
+    fn end_probe(&mut self, ring: SenderId) {
+        self.probes.remove(&ring);
     }
 
     fn ring_progress(&self, ring: SenderId) -> Result<RingProgress> {
@@ -179,6 +284,7 @@ impl OutboundTransport for Transport {
 
     fn close(&mut self, ring: SenderId) {
         self.port.drop_sender(ring);
+        self.probes.remove(&ring);
         self.closed.push(ring);
     }
 
@@ -254,6 +360,10 @@ impl Chunk for ChunkView {
     fn read(&self, at: usize, into: &mut [u8]) -> Result<()> {
         ChunkView::read(self, at, into).map_err(|error| Error::of(READ, error))
     }
+
+    fn inline_data(&self) -> Result<Vec<u8>> {
+        ChunkView::inline_data(self).map_err(|error| Error::of(READ, error))
+    }
 }
 
 /// A pending copy into a payload.
@@ -269,7 +379,7 @@ pub(super) struct RingInput<'a> {
     into: &'a mut CopyStreams,
     copy_threads: &'a mut CopyThreads,
     ring: Option<ReceiverId>,
-    pinned: Option<&'a Memory>,
+    device_access: Option<&'a DeviceAccess>,
     has_taken: bool,
 }
 
@@ -292,7 +402,16 @@ impl InboundTransport for RingInput<'_> {
             fabric::ErrorKind::Closed => Error::because(READ, ErrorKind::Closed, error),
             _ => Error::of(READ, error),
         })?;
-        self.has_taken |= view.is_some();
+        if view.is_some()
+            && !std::mem::replace(&mut self.has_taken, true)
+            && let Some(access) = self.device_access
+            && access.is_direct
+        {
+            // All notices of this turn have arrived, and may have overtaken their bytes on the way
+            // into the device.
+            let flushed = device_memory::flush(access.memory.mapped_for());
+            flushed.map_err(|error| Error::of(READ, error))?;
+        }
         Ok(view)
     }
 
@@ -317,12 +436,12 @@ impl InboundTransport for RingInput<'_> {
             }
             PayloadLocation::Device(slice) => slice,
         };
-        let (Some(pinned), Some(slice)) = (self.pinned, chunk.slice()) else {
+        let (Some(access), Some(slice)) = (self.device_access, chunk.slice()) else {
             let detail = "the sink returned device memory, but the topic has no device";
             return Err(Error::new("copy message in", ErrorKind::InvalidArgument, detail));
         };
         let start = (slice.offset() + from) as u64;
-        let piece = pinned.slice(start, length as u64).map_err(copy_in_failed)?;
+        let piece = access.memory.slice(start, length as u64).map_err(copy_in_failed)?;
         let target = to.slice(at, length as u64).map_err(copy_in_failed)?;
         let copy = self.into.copy(to.memory().mapped_for(), &target, &piece);
         copy.map(|point| Some(CopyHandle::Device(point)))
@@ -333,5 +452,33 @@ impl InboundTransport for RingInput<'_> {
             CopyHandle::Device(point) => point.is_done().map_err(copy_in_failed),
             CopyHandle::CopyThread(number) => Ok(self.copy_threads.is_done(*number)),
         }
+    }
+
+    fn look(&mut self, chunk: &ChunkView) -> Result<CopyHandle> {
+        let (Some(DeviceAccess { memory, mirror: Some(mirror), .. }), Some(slice)) =
+            (self.device_access, chunk.slice())
+        else {
+            return Err(no_probe());
+        };
+        let (start, length) = (slice.offset() as u64, slice.len() as u64);
+        let tail = length.min(TAIL_LENGTH);
+        let mut last = None;
+        for (from, length) in [(start + length - tail, tail), (start, length - tail)] {
+            if length > 0 {
+                let piece = memory.slice(from, length).map_err(copy_in_failed)?;
+                let to = mirror.slice(from, length)?;
+                last = Some(self.into.copy(memory.mapped_for(), &to, &piece)?);
+            }
+        }
+        last.map(CopyHandle::Device).ok_or_else(no_probe)
+    }
+
+    fn seen(&mut self, chunk: &ChunkView) -> Result<Vec<u8>> {
+        let (Some(DeviceAccess { mirror: Some(mirror), .. }), Some(slice)) =
+            (self.device_access, chunk.slice())
+        else {
+            return Err(no_probe());
+        };
+        mirror.read(slice.offset(), slice.len())
     }
 }

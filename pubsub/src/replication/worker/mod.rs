@@ -13,17 +13,19 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
-use fabric::Policy;
+use fabric::{Offer, Policy};
+use transfer::path::DeviceFabric;
 
 pub use doorbell::Announcer;
 use doorbell::Doorbell;
+use endpoint::RingEnds;
 use endpoint::WorkerEndpoint;
 pub(crate) use endpoint::choose_provider;
 use event_loop::WorkerLoop;
 
 use super::{
-    ConnectionMessage, DestinationCounters, InboundCounters, MAX_PREFIX_LENGTH, NodeId, Provider,
-    Side, Sink, Source, TopicParameters,
+    ConnectionMessage, DestinationCounters, DirectWriter, InboundCounters, MAX_PREFIX_LENGTH,
+    NodeId, Provider, Side, Sink, Source, TopicParameters,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::wake::WakeFd;
@@ -69,6 +71,10 @@ pub struct WorkerOptions {
     pub spin: Duration,
     /// Timeout for a device's copy, and for a node's answer.
     pub timeout: Duration,
+    /// Whether rings may lie in device memory.
+    pub device_fabric: DeviceFabric,
+    /// An offer to be used instead of one of [`policy`](Self::policy).
+    pub offer: Option<Offer>,
 }
 
 impl Default for WorkerOptions {
@@ -82,6 +88,8 @@ impl Default for WorkerOptions {
             lanes: 0,
             spin: Duration::from_micros(50),
             timeout: Duration::from_secs(10),
+            device_fabric: DeviceFabric::default(),
+            offer: None,
         }
     }
 }
@@ -103,10 +111,12 @@ impl WorkerOptions {
 }
 
 /// Options of an outbound topic.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct TopicOptions {
     /// Its parameters.
     pub parameters: TopicParameters,
+    /// The device of its source's memory; None: of the host.
+    pub device: Option<gpu::Device>,
     /// Messages retained for lagging nodes, which miss the oldest ones; None: all are retained, and
     /// the source is blocked.
     pub max_retained: Option<usize>,
@@ -119,6 +129,8 @@ pub struct Counters {
     pub sent: Vec<(TopicKey, NodeId, DestinationCounters)>,
     /// For each topic that is received, and node that sends it.
     pub received: Vec<(TopicKey, NodeId, InboundCounters)>,
+    /// Why messages of these topics on devices are received through the host.
+    pub staged: Vec<(TopicKey, NodeId, String)>,
     /// Bytes of closed rings that are quarantined until the endpoint is closed, since writes into
     /// them may be in flight.
     pub quarantined_bytes: u64,
@@ -215,6 +227,8 @@ struct ConnectRequest {
     from: Vec<u8>,
     /// Addresses of further lanes that it could write from.
     lane_addresses: Vec<Vec<u8>>,
+    /// What it says about writing to device memory.
+    direct: Option<DirectWriter>,
 }
 
 /// How a topic is received: from the first position that this node lacks.

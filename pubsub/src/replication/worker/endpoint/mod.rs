@@ -1,5 +1,6 @@
 //! The endpoint of a worker: its transport, its peers, and its renewal.
 
+mod device_rings;
 mod node_faults;
 mod renewal;
 mod rings;
@@ -11,9 +12,14 @@ use std::time::Duration;
 
 use fabric::ring::{LaneSet, Port, PortEvent, ReceiverId, RingEvent, queue_entries};
 use fabric::{
-    AddressVector, CompletionQueue, Domain, Endpoint, Peer, QueueOptions, WaitStrategy, Waker,
+    AddressVector, Caps, CompletionQueue, Domain, Endpoint, Peer, PeerToPeer, QueueOptions,
+    WaitStrategy, Waker,
 };
+use transfer::device_memory::FabricFacts;
+use transfer::path::DeviceFabric;
 
+use self::device_rings::DeviceRings;
+pub(super) use self::device_rings::RingEnds;
 use self::node_faults::NodeFaults;
 use self::renewal::Renewal;
 pub(super) use self::renewal::RenewalReason;
@@ -40,6 +46,7 @@ pub(super) struct WorkerEndpoint {
     /// Why and when it is renewed.
     renewal: Renewal,
     faults: NodeFaults,
+    device_rings: DeviceRings,
     /// Bytes of the largest ring.
     largest_ring: u64,
     failures: u32,
@@ -55,7 +62,10 @@ impl WorkerEndpoint {
         workers: usize,
     ) -> Result<(Self, Provider)> {
         let of_fabric = |error| Error::of(START, error);
-        let offer = selection::choose(&options.policy, Some(local))?;
+        let offer = match &options.offer {
+            Some(offer) => offer.clone(),
+            None => selection::choose_with(&options.policy, local, options.device_fabric)?,
+        };
         tracing::info!(
             provider = %offer.capabilities().provider,
             %local,
@@ -64,7 +74,10 @@ impl WorkerEndpoint {
         let capabilities = offer.capabilities().clone();
         let domain = Domain::open(&offer).map_err(of_fabric)?;
         let addresses = AddressVector::open(&domain).map_err(of_fabric)?;
-        let (endpoint, queue) = begin(&domain, &addresses).map_err(of_fabric)?;
+        let registers_devices = capabilities.caps.contains(Caps::DEVICE_MEMORY);
+        let (endpoint, queue, refusal) =
+            begin(&domain, &addresses, options.device_fabric).map_err(of_fabric)?;
+        let facts = FabricFacts::new(options.device_fabric, registers_devices, refusal);
         let address = endpoint.address().map_err(of_fabric)?.0;
         let mut port = Port::new(endpoint, queue);
         port.enable_events();
@@ -90,6 +103,7 @@ impl WorkerEndpoint {
             closing_rings: Vec::new(),
             renewal: Renewal::default(),
             faults: NodeFaults::default(),
+            device_rings: DeviceRings::new(facts),
             largest_ring,
             failures: 0,
             has_failed: false,
@@ -199,13 +213,27 @@ fn add_lanes(port: &mut Port, domains: &[Domain]) -> bool {
     added.is_ok()
 }
 
+/// Opens an endpoint, and returns why it refuses direct transfers of device memory, if it does.
 fn begin(
     domain: &Domain,
     addresses: &AddressVector,
-) -> fabric::Result<(Endpoint, CompletionQueue)> {
+    device_fabric: DeviceFabric,
+) -> fabric::Result<(Endpoint, CompletionQueue, Option<String>)> {
     let size = queue_entries(domain.capabilities());
     let options = QueueOptions { size, waiting: WaitStrategy::Block };
     let mut queue = CompletionQueue::open_with(domain, options)?;
+    let mut refusal = None;
+    if domain.capabilities().caps.contains(Caps::DEVICE_MEMORY)
+        && device_fabric != DeviceFabric::Off
+    {
+        let builder = Endpoint::builder(domain).addresses(addresses).queue(&mut queue);
+        match builder.peer_to_peer(PeerToPeer::Required).open() {
+            Err(error) if error.kind() == fabric::ErrorKind::NotSupported => {
+                refusal = Some(error.to_string());
+            }
+            opened => return Ok((opened?, queue, None)),
+        }
+    }
     let endpoint = Endpoint::builder(domain).addresses(addresses).queue(&mut queue).open()?;
-    Ok((endpoint, queue))
+    Ok((endpoint, queue, refusal))
 }

@@ -253,7 +253,8 @@ impl WorkerEndpoint {
         let port = self.transport.port_mut();
         let domain = port.endpoint().domain().clone();
         let addresses = AddressVector::open(&domain).map_err(of_fabric)?;
-        let (endpoint, queue) = super::begin(&domain, &addresses).map_err(of_fabric)?;
+        let setting = self.device_rings.setting();
+        let (endpoint, queue, _) = super::begin(&domain, &addresses, setting).map_err(of_fabric)?;
         let address = endpoint.address().map_err(of_fabric)?.0;
         port.replace_endpoint(endpoint, queue).map_err(of_fabric)?;
         super::add_lanes(port, &self.lane_domains);
@@ -261,6 +262,7 @@ impl WorkerEndpoint {
         self.fabric_peers.clear();
         self.closing_rings.clear();
         drop(self.transport.take_closed());
+        self.transport.forget_probes();
         self.renewal.restart(why, now);
         self.faults.clear(now, for_node);
         Ok(())

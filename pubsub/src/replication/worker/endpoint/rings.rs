@@ -1,16 +1,20 @@
 //! Rings of a worker's endpoint: offered, accepted and closed.
 
-use fabric::Address;
+use std::sync::Arc;
+
 use fabric::ring::{ReceiverId, RingAnswer, RingOffer, RingOptions, SenderId};
+use fabric::{Access, Address, MemoryRegion};
 use gpu::Device;
 use ipc::Layout;
+use transfer::{Buffer, device_memory};
 
 use super::WorkerEndpoint;
+use super::device_rings::{Beginning, RingEnds};
 use super::renewal::ADDRESS_LIMITS;
 use crate::error::{Error, ErrorKind, Result};
-use crate::replication::connection_messages::{MAX_LANES, fit_addresses};
-use crate::replication::transport::MIN_STRIPED_LENGTH;
+use crate::replication::connection_messages::{DirectWriter, MAX_LANES, fit_addresses};
 use crate::replication::transport::host_memory::SegmentMemory;
+use crate::replication::transport::{DeviceAccess, MIN_STRIPED_LENGTH};
 use crate::replication::worker::topics::RingMemory;
 use crate::replication::worker::{CONNECT, ConnectRequest, MIN_RING_SIZE, WorkerOptions};
 use crate::replication::{MAX_PREFIX_LENGTH, NodeId, TopicParameters};
@@ -85,6 +89,10 @@ impl WorkerEndpoint {
             let detail = format!("offered ring of {} bytes is too small", offer.capacity);
             return Err(Error::new(CONNECT, ErrorKind::Malformed, detail));
         }
+        if (1..MAX_PREFIX_LENGTH).contains(&usize::from(offer.inline_data)) {
+            let detail = "offered ring has no room for the header of a message";
+            return Err(Error::new(CONNECT, ErrorKind::Malformed, detail));
+        }
         let peer = self.resolve_peer(node, from)?;
         let longest = chunk.min(offer.capacity / 4).max(4 * MAX_PREFIX_LENGTH as u64);
         let lane_addresses: Vec<_> = lane_addresses.into_iter().map(Address).collect();
@@ -95,14 +103,14 @@ impl WorkerEndpoint {
         accepted
     }
 
-    /// Creates a ring for a writer that requested one.
+    /// Creates a ring for a writer that requested one, and tells whether it begins with a probe.
     pub(crate) fn offer(
         &mut self,
         node: NodeId,
         request: &ConnectRequest,
         device: Option<&Device>,
         options: &WorkerOptions,
-    ) -> Result<(RingOffer, RingMemory)> {
+    ) -> Result<(RingOffer, RingMemory, bool)> {
         let lanes = self.lane_count_for(&request.parameters).min(1 + request.lane_addresses.len());
         // Only as many lanes as a message has space for.
         let lanes = 1 + self.further_lane_addresses(lanes).len();
@@ -115,25 +123,111 @@ impl WorkerEndpoint {
         let capacity =
             options.ring_size_for(lanes, request.parameters.largest, request.parameters.depth);
         let options = RingOptions::new(port.endpoint(), capacity).map_err(of_fabric)?;
-        let (ring, pinned) = match device {
+        let (memory, is_probed) = match device {
             None => {
                 let memory = fabric::HostMemory::zeroed(capacity as usize).map_err(of_fabric)?;
-                (port.offer_on_lanes(&options, lanes, memory).map_err(of_fabric)?, None)
-            }
-            Some(device) => {
-                let (memory, pinned) =
-                    SegmentMemory::create(RING, capacity as usize, device, CONNECT)?;
                 let ring = port.offer_on_lanes(&options, lanes, memory).map_err(of_fabric)?;
-                (ring, Some(pinned))
+                (RingMemory::in_host(ring, None, None), false)
             }
+            Some(device) => self.offer_for_device((node, request), device, (&options, lanes))?,
         };
-        match port.ring_offer(ring) {
-            Ok(offer) => Ok((offer, (ring, pinned))),
+        let port = self.transport.port_mut();
+        match port.ring_offer(memory.id()) {
+            Ok(offer) => Ok((offer, memory, is_probed)),
             Err(error) => {
-                port.forget(ring);
+                port.forget(memory.id());
                 Err(of_fabric(error))
             }
         }
+    }
+
+    /// Creates a ring for a topic on a device: in its memory if that works, else in host memory.
+    fn offer_for_device(
+        &mut self,
+        (node, request): (NodeId, &ConnectRequest),
+        device: &Device,
+        (options, lanes): (&RingOptions, usize),
+    ) -> Result<(RingMemory, bool)> {
+        let cause = match self.device_rings.beginning(node, request.direct.as_ref(), device) {
+            Ok((ends, beginning)) => {
+                let is_probed = beginning == Beginning::Probe;
+                match self.offer_on_device(device, (options, lanes), ends, is_probed) {
+                    Ok(memory) => {
+                        if is_probed {
+                            self.device_rings.probe_begun(ends);
+                        }
+                        return Ok((memory, is_probed));
+                    }
+                    Err(error) if error.kind() == ErrorKind::TooMany => return Err(error),
+                    Err(error) => {
+                        tracing::warn!(%error, %node, "no ring in device memory");
+                        self.device_rings.failed(ends, error.to_string());
+                        error.to_string()
+                    }
+                }
+            }
+            Err(cause) => cause,
+        };
+        let (memory, pinned) =
+            SegmentMemory::create(RING, options.capacity as usize, device, CONNECT)?;
+        let port = self.transport.port_mut();
+        let ring = port.offer_on_lanes(options, lanes, memory).map_err(of_fabric)?;
+        Ok((RingMemory::in_host(ring, Some(DeviceAccess::pinned(pinned)), Some(cause)), false))
+    }
+
+    fn offer_on_device(
+        &mut self,
+        device: &Device,
+        (options, lanes): (&RingOptions, usize),
+        ends: RingEnds,
+        is_probed: bool,
+    ) -> Result<RingMemory> {
+        let allocated = device.allocate_shared(options.capacity, &[]);
+        let memory = allocated.map_err(|error| Error::of(CONNECT, error))?;
+        let device_access = DeviceAccess::on_device(memory.clone(), is_probed)?;
+        let buffer = Arc::new(Buffer::Device(memory));
+        let port = self.transport.port_mut();
+        let register = |lane| {
+            let domain = port.lane_domain(lane).unwrap_or(port.endpoint().domain());
+            device_memory::register(domain, Arc::clone(&buffer), Access::REMOTE_WRITE)
+        };
+        let regions: fabric::Result<Vec<_>> = (0..lanes).map(register).collect();
+        let regions = regions.map_err(of_fabric)?;
+        let options = RingOptions { inline_data: MAX_PREFIX_LENGTH as u16, ..*options };
+        let ring = port.offer_registered(&options, regions.clone()).map_err(of_fabric)?;
+        Ok(RingMemory::on_device(ring, device_access, (ends, regions)))
+    }
+
+    /// What this node says about itself as the writer of a topic on this device, or on the host.
+    pub(crate) fn direct_writer(&self, device: Option<&Device>) -> Option<DirectWriter> {
+        self.device_rings.as_writer(device)
+    }
+
+    /// The bytes of a probe were right.
+    pub(crate) fn probe_passed(&mut self, ends: RingEnds) {
+        self.device_rings.probe_passed(ends);
+    }
+
+    /// They were not: the memory of the ring is kept.
+    pub(crate) fn probe_failed(
+        &mut self,
+        (ends, regions): (RingEnds, Vec<MemoryRegion>),
+        cause: &str,
+        now: u64,
+    ) {
+        let provider = &self.transport.port().endpoint().domain().capabilities().provider;
+        self.device_rings.failed(ends, format!("{provider} failed the probe: {cause}"));
+        self.device_rings.quarantine(regions, now);
+    }
+
+    /// A node disconnected: its rings are probed again.
+    pub(crate) fn forget_verdicts(&mut self, node: NodeId) {
+        self.device_rings.node_lost(node);
+    }
+
+    /// Releases the memory of rings whose probes failed long ago.
+    pub(crate) fn release_quarantined(&mut self, now: u64) {
+        self.device_rings.release_quarantined(now);
     }
 
     /// Closes a ring of a node. No answer is waited for if the writer is gone or has restarted.

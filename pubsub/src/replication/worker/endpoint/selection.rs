@@ -9,6 +9,8 @@ use fabric::{
     Policy, Query, Requirements, Verdict, select,
 };
 
+use transfer::path::DeviceFabric;
+
 use super::START;
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::connection_messages::MAX_LANES;
@@ -26,6 +28,20 @@ pub(super) fn choose_lane_count(
         requested => requested.min(usize::from(MAX_LANES)),
     };
     wanted.min((cores + 1).saturating_sub(workers)).max(1)
+}
+
+/// The same, with device memory if the provider has it and rings may lie there.
+pub(super) fn choose_with(
+    policy: &Policy,
+    local: IpAddr,
+    device_fabric: DeviceFabric,
+) -> Result<Offer> {
+    let offer = choose(policy, Some(local))?;
+    if device_fabric == DeviceFabric::Off {
+        return Ok(offer);
+    }
+    let caps = Requirements::ring(Locality::SameMachine).caps;
+    Ok(Query::new(EndpointKind::Rdm).caps(caps).interface(local).with_device_memory(offer))
 }
 
 /// The best provider that reaches other machines from this address, or from this machine if the

@@ -31,7 +31,7 @@ impl WorkerLoop {
                         max_retained: options.max_retained,
                         timeout: nanoseconds(self.options.timeout),
                     };
-                    let topic = OutboundTopic::new(key, options.parameters, source, outbound);
+                    let topic = OutboundTopic::new(key, options, source, outbound);
                     self.topics.add_outbound(topic);
                 }
                 Command::StopOutbound(key) => {
@@ -66,6 +66,7 @@ impl WorkerLoop {
                 }
                 Command::NodeLost(node) => {
                     self.endpoint.cancel_renewal(node);
+                    self.endpoint.forget_verdicts(node);
                     let detail = "the node disconnected";
                     self.disconnect_node(node, true, || {
                         Error::new(CONNECT, ErrorKind::Closed, detail).at(node)

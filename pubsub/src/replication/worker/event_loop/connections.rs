@@ -5,6 +5,8 @@ use fabric::ring::RingEvent;
 use super::WorkerLoop;
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::connection_messages::{ConnectionMessage, MAX_REASON_LENGTH};
+use crate::replication::outbound::RingForm;
+use crate::replication::probe::RingProbe;
 use crate::replication::worker::topics::table::{TopicSlot, WorkerTopicKey};
 use crate::replication::worker::{CONNECT, ConnectRequest};
 use crate::replication::{NodeId, Side, TopicKey, WorkerEvent};
@@ -38,10 +40,16 @@ impl WorkerLoop {
         let (connection, from) = (self.topics.next_connection(), self.endpoint.address().to_vec());
         let Some(topic) = self.topics.outbound(index) else { return };
         let parameters = topic.request(node, connection, self.now.monotonic);
+        let direct = topic.direct_source().and_then(|it| self.endpoint.direct_writer(it));
         let lanes = self.endpoint.lane_count_for(&parameters);
         let lane_addresses = self.endpoint.further_lane_addresses(lanes);
-        let request =
-            ConnectionMessage::ConnectRequest { connection, parameters, from, lane_addresses };
+        let request = ConnectionMessage::ConnectRequest {
+            connection,
+            parameters,
+            from,
+            lane_addresses,
+            direct,
+        };
         self.send_message(key, node, request);
     }
 
@@ -59,12 +67,19 @@ impl WorkerLoop {
             return self.answer_unknown_topic(key, node, &message);
         };
         match message {
-            ConnectionMessage::ConnectRequest { connection, parameters, from, lane_addresses } => {
+            ConnectionMessage::ConnectRequest {
+                connection,
+                parameters,
+                from,
+                lane_addresses,
+                direct,
+            } => {
                 let topic = self.topics.inbound(index);
                 let is_obsolete = topic.is_some_and(|topic| topic.has_obsolete_ring(&from));
                 self.close_inbound_ring(index, is_obsolete);
                 if let Some(topic) = self.topics.inbound(index) {
-                    let request = ConnectRequest { connection, parameters, from, lane_addresses };
+                    let request =
+                        ConnectRequest { connection, parameters, from, lane_addresses, direct };
                     topic.set_request(Some(request));
                 }
                 self.ready(TopicSlot::In(index));
@@ -88,12 +103,20 @@ impl WorkerLoop {
                     topic.handle_stall_check(now, connection, (chunks, read), port);
                 }
             }
-            ConnectionMessage::Offer { connection, ring, position, from, lane_addresses } => {
+            ConnectionMessage::Offer {
+                connection,
+                ring,
+                position,
+                from,
+                lane_addresses,
+                is_probed,
+            } => {
                 if !self.is_current(index, node, connection, true) {
                     return;
                 }
+                let offer = (&ring, is_probed);
                 if let Err(error) =
-                    self.accept(index, node, (connection, position), &ring, (from, lane_addresses))
+                    self.accept(index, node, (connection, position), offer, (from, lane_addresses))
                 {
                     self.disconnect_writer(index, node, Some(error));
                 }
@@ -137,12 +160,27 @@ impl WorkerLoop {
         index: usize,
         node: NodeId,
         (connection, position): (u64, u64),
-        offer: &fabric::ring::RingOffer,
+        (offer, is_probed): (&fabric::ring::RingOffer, bool),
         addresses: (Vec<u8>, Vec<Vec<u8>>),
     ) -> Result<()> {
         let (ring, answer) = self.endpoint.accept(node, offer, addresses, self.options.chunk)?;
         let Some(topic) = self.topics.outbound(index) else { return Ok(()) };
-        topic.connect(node, (connection, position), ring, self.endpoint.transport());
+        let form = match offer.inline_data {
+            0 => RingForm::Host,
+            _ => {
+                let probe = is_probed.then(|| RingProbe::new(connection, offer.capacity));
+                RingForm::Device { probe }
+            }
+        };
+        if let RingForm::Device { probe: Some(probe) } = &form {
+            let device = topic.direct_source().flatten();
+            if let Err(error) = self.endpoint.transport().begin_probe(ring, probe, device) {
+                topic.note_direct_failure();
+                self.endpoint.transport().port_mut().drop_sender(ring);
+                return Err(error);
+            }
+        }
+        topic.connect(node, (connection, position), (ring, form), self.endpoint.transport());
         let key = topic.key();
         self.topics.ring_opened(RingEvent::Sender(ring), TopicSlot::Out(index));
         self.send_message(key, node, ConnectionMessage::Answer { connection, answer });
@@ -164,14 +202,21 @@ impl WorkerLoop {
         let made = self.endpoint.offer(node, &request, topic.device(), &self.options);
         self.endpoint.note_ring_capacity(made.as_ref().err());
         match made {
-            Ok((ring, memory)) => {
-                let event = RingEvent::Receiver(memory.0);
-                topic.set_ring(memory, request, self.now.monotonic);
+            Ok((ring, memory, is_probed)) => {
+                let event = RingEvent::Receiver(memory.id());
+                let probe = is_probed.then(|| RingProbe::new(connection, ring.capacity));
+                topic.set_ring(memory, probe, request, self.now.monotonic);
                 self.topics.ring_opened(event, TopicSlot::In(index));
                 let from = self.endpoint.address().to_vec();
                 let lane_addresses = self.endpoint.further_lane_addresses(ring.lanes.len());
-                let offer =
-                    ConnectionMessage::Offer { connection, ring, position, from, lane_addresses };
+                let offer = ConnectionMessage::Offer {
+                    connection,
+                    ring,
+                    position,
+                    from,
+                    lane_addresses,
+                    is_probed,
+                };
                 self.send_message(key, node, offer);
             }
             Err(error) => {

@@ -16,6 +16,7 @@ use super::endpoint::{RenewalReason, WorkerEndpoint};
 use super::ready_queue::ReadyQueue;
 use super::topics::table::{TopicSlot, TopicTable, WorkerTopicKey};
 use super::{Command, WorkerEvent, WorkerEvents, WorkerOptions, nanoseconds};
+use crate::error::{Error, ErrorKind};
 use crate::replication::{ClockReading, Progress, Side, TurnFailure};
 
 /// Idle rounds after which all credit is returned to writers.
@@ -211,7 +212,24 @@ impl WorkerLoop {
     fn advance_in(&mut self, index: usize) -> Progress {
         let Some(topic) = self.topics.inbound(index) else { return Progress::default() };
         let progress = match topic.advance(self.now, self.endpoint.transport()) {
-            Ok(progress) => progress,
+            Ok(progress) => {
+                if let Some(ends) = topic.take_passed_probe() {
+                    let (_, node) = topic.id();
+                    tracing::info!(%node, "the ring in device memory passed its probe");
+                    self.endpoint.probe_passed(ends);
+                }
+                progress
+            }
+            Err(TurnFailure::Probe(cause)) => {
+                let (_, node) = topic.id();
+                tracing::warn!(%node, cause, "the ring in device memory failed its probe");
+                if let Some(ring) = topic.take_failed_probe() {
+                    self.endpoint.probe_failed(ring, &cause, self.now.monotonic);
+                }
+                let reason = Error::new("probe ring in device memory", ErrorKind::Failed, cause);
+                self.disconnect_inbound_ring(index, false, reason);
+                Progress { has_moved: true, ..Progress::default() }
+            }
             Err(TurnFailure::Connection(reason)) => {
                 self.disconnect_inbound_ring(index, false, reason);
                 Progress { has_moved: true, ..Progress::default() }
@@ -250,6 +268,7 @@ impl WorkerLoop {
         let timeout = nanoseconds(self.options.timeout);
         self.endpoint.expire_closing_rings(now, timeout);
         self.endpoint.transport().release_unused();
+        self.endpoint.release_quarantined(now);
         let interval = ANSWER_CHECK_INTERVAL.min(timeout / 8);
         if is_due(&mut self.next_checks.answers, now, interval) {
             self.expire_requests(timeout);

@@ -5,19 +5,21 @@ pub(super) mod table;
 
 use std::collections::HashMap;
 
+use fabric::MemoryRegion;
 use fabric::ring::{ChunkView, NotifyMode, Port, ReceiverId, SenderId};
-use gpu::{Device, Memory};
+use gpu::Device;
 
 use self::stall_detection::{MAX_DOUBLINGS, SendProgress, StallSuspicion, StallVerdict};
 use super::ready_queue::ReadyState;
 use super::{
-    ConnectRequest, Counters, InboundTopicOptions, NodeId, TopicKey, TopicParameters, WorkerEvent,
-    WorkerEvents,
+    ConnectRequest, Counters, InboundTopicOptions, NodeId, RingEnds, TopicKey, TopicOptions,
+    TopicParameters, WorkerEvent, WorkerEvents,
 };
 use crate::error::{Error, Result};
 use crate::replication::inbound::Inbound;
-use crate::replication::outbound::Outbound;
-use crate::replication::transport::{CopyHandle, Transport};
+use crate::replication::outbound::{Outbound, RingForm};
+use crate::replication::probe::RingProbe;
+use crate::replication::transport::{CopyHandle, DeviceAccess, Transport};
 use crate::replication::{
     ClockReading, ConnectionMessage, OutboundOptions, PayloadLocation, Progress, Sink, Source,
     TurnFailure,
@@ -37,6 +39,8 @@ pub(super) struct OutboundTopic {
     key: TopicKey,
     parameters: TopicParameters,
     source: Box<dyn Source>,
+    /// The device of its source's memory.
+    device: Option<Device>,
     outbound: Outbound<Transport>,
     connections: HashMap<NodeId, OutboundConnection>,
     ready: ReadyState,
@@ -45,7 +49,7 @@ pub(super) struct OutboundTopic {
 impl OutboundTopic {
     pub(super) fn new(
         key: TopicKey,
-        parameters: TopicParameters,
+        TopicOptions { parameters, device, .. }: TopicOptions,
         source: Box<dyn Source>,
         options: OutboundOptions,
     ) -> Self {
@@ -53,6 +57,7 @@ impl OutboundTopic {
             key,
             parameters,
             source,
+            device,
             outbound: Outbound::new(options),
             connections: HashMap::new(),
             ready: ReadyState::default(),
@@ -69,6 +74,16 @@ impl OutboundTopic {
         transport: &mut Transport,
     ) -> Result<Progress> {
         self.outbound.advance(now, &mut *self.source, transport)
+    }
+
+    /// The device of its source's memory, if its messages may be written to rings in device memory.
+    pub(super) fn direct_source(&self) -> Option<Option<&Device>> {
+        self.outbound.may_write_direct().then_some(self.device.as_ref())
+    }
+
+    /// A ring in device memory could not be written.
+    pub(super) fn note_direct_failure(&mut self) {
+        self.outbound.note_direct_failure();
     }
 
     /// Whether it lacked capacity at its last turn.
@@ -111,7 +126,7 @@ impl OutboundTopic {
         &mut self,
         node: NodeId,
         (connection, position): (u64, u64),
-        ring: SenderId,
+        ring: (SenderId, RingForm),
         transport: &mut Transport,
     ) {
         self.set_connection(node, connection, None);
@@ -175,14 +190,41 @@ impl OutboundTopic {
     }
 }
 
-/// A ring, and its memory if that is pinned for a device.
-pub(super) type RingMemory = (ReceiverId, Option<Memory>);
+/// A ring that is offered, and its memory as the topic's device reaches it.
+pub(super) struct RingMemory {
+    id: ReceiverId,
+    device_access: Option<DeviceAccess>,
+    /// The ends of a ring in device memory, which is registered for each lane.
+    direct: Option<(RingEnds, Vec<MemoryRegion>)>,
+    /// Why a ring of a topic on a device lies in host memory.
+    staged: Option<String>,
+}
+
+impl RingMemory {
+    pub(super) fn in_host(
+        id: ReceiverId,
+        device_access: Option<DeviceAccess>,
+        staged: Option<String>,
+    ) -> Self {
+        Self { id, device_access, direct: None, staged }
+    }
+
+    pub(super) fn on_device(
+        id: ReceiverId,
+        device_access: DeviceAccess,
+        direct: (RingEnds, Vec<MemoryRegion>),
+    ) -> Self {
+        Self { id, device_access: Some(device_access), direct: Some(direct), staged: None }
+    }
+
+    pub(super) fn id(&self) -> ReceiverId {
+        self.id
+    }
+}
 
 /// The ring of an inbound topic.
 struct InboundRing {
-    id: ReceiverId,
-    /// Its memory, pinned for the device.
-    pinned: Option<Memory>,
+    memory: RingMemory,
     request: ConnectRequest,
     since: u64,
     is_connected: bool,
@@ -193,7 +235,7 @@ struct InboundRing {
 impl InboundRing {
     /// Chunks received, and the credit sent to the writer.
     fn received_counts(&self, port: &Port) -> Option<(u64, u64)> {
-        let receiver = port.receiver(self.id).ok()?;
+        let receiver = port.receiver(self.memory.id).ok()?;
         // A polling reader does not know arrived chunks before it takes them.
         let is_notified = receiver.notify() != NotifyMode::Polling;
         is_notified
@@ -212,7 +254,7 @@ pub(super) struct InboundTopic {
     /// A request to be answered once the last connection is drained.
     request: Option<ConnectRequest>,
     /// Memory that copies of a closed ring may still read.
-    previous_pinned: Option<Memory>,
+    previous_access: Option<DeviceAccess>,
     /// It released chunks, and the writer may not have the credit.
     has_unacknowledged: bool,
     /// Restarts without effect since its connection stalled.
@@ -236,7 +278,7 @@ impl InboundTopic {
             inbound: Inbound::new(from, 0, timeout),
             ring: None,
             request: None,
-            previous_pinned: None,
+            previous_access: None,
             has_unacknowledged: false,
             doublings: 0,
             ready: ReadyState::default(),
@@ -258,12 +300,12 @@ impl InboundTopic {
         transport: &mut Transport,
     ) -> std::result::Result<Progress, TurnFailure> {
         let ring = self.ring.as_ref();
-        let pinned = ring.and_then(|ring| ring.pinned.as_ref());
-        let mut reading = transport.input(ring.map(|ring| ring.id), pinned);
+        let device_access = ring.and_then(|ring| ring.memory.device_access.as_ref());
+        let mut reading = transport.input(ring.map(|ring| ring.memory.id), device_access);
         let advanced = self.inbound.advance(now, &mut reading, &mut *self.sink);
         let has_taken = reading.has_taken();
         if self.inbound.is_drained() {
-            self.previous_pinned = None;
+            self.previous_access = None;
         }
         self.has_unacknowledged |=
             has_taken || matches!(&advanced, Ok(progress) if progress.has_moved);
@@ -277,10 +319,25 @@ impl InboundTopic {
 
     /// Takes the ring, to be closed.
     pub(super) fn disconnect(&mut self) -> Option<ReceiverId> {
-        let InboundRing { id, pinned, .. } = self.ring.take()?;
+        let RingMemory { id, device_access, .. } = self.ring.take()?.memory;
         self.inbound.disconnect();
-        self.previous_pinned = pinned;
+        self.previous_access = device_access;
         Some(id)
+    }
+
+    /// The ends of its ring in device memory, if the probe has passed since the last call.
+    pub(super) fn take_passed_probe(&mut self) -> Option<RingEnds> {
+        if !self.inbound.take_passed_probe() {
+            return None;
+        }
+        let RingMemory { device_access, direct, .. } = &mut self.ring.as_mut()?.memory;
+        device_access.iter_mut().for_each(DeviceAccess::end_probe);
+        direct.as_ref().map(|(ends, _)| *ends)
+    }
+
+    /// The ends and the memory of its ring, whose probe has failed.
+    pub(super) fn take_failed_probe(&mut self) -> Option<(RingEnds, Vec<MemoryRegion>)> {
+        self.ring.as_mut()?.memory.direct.take()
     }
 
     /// The connection of its ring, if there is one.
@@ -311,17 +368,23 @@ impl InboundTopic {
     }
 
     /// A ring was offered now.
-    pub(super) fn set_ring(&mut self, ring: RingMemory, request: ConnectRequest, now: u64) {
-        let (id, pinned) = ring;
+    pub(super) fn set_ring(
+        &mut self,
+        memory: RingMemory,
+        probe: Option<RingProbe>,
+        request: ConnectRequest,
+        now: u64,
+    ) {
+        self.inbound.expect_probe(probe);
         let (since, is_connected, suspicion) = (now, false, None);
-        self.ring = Some(InboundRing { id, pinned, request, since, is_connected, suspicion });
+        self.ring = Some(InboundRing { memory, request, since, is_connected, suspicion });
     }
 
     /// The ring offered for a connection, not connected yet, and the address of its writer.
     pub(super) fn offered_ring(&self, connection: u64) -> Option<(ReceiverId, &[u8])> {
         let is_offered =
             |ring: &&InboundRing| ring.request.connection == connection && !ring.is_connected;
-        self.ring.as_ref().filter(is_offered).map(|ring| (ring.id, &*ring.request.from))
+        self.ring.as_ref().filter(is_offered).map(|ring| (ring.memory.id, &*ring.request.from))
     }
 
     pub(super) fn set_connected(&mut self) {
@@ -346,10 +409,10 @@ impl InboundTopic {
             self.has_unacknowledged &= self.ring.is_some();
             return Ok(());
         };
-        let returned = port.return_credit(ring.id, is_quiet);
+        let returned = port.return_credit(ring.memory.id, is_quiet);
         if is_quiet || returned.is_err() {
             // Credit may still wait for the write of an earlier one.
-            let receiver = port.receiver(ring.id);
+            let receiver = port.receiver(ring.memory.id);
             self.has_unacknowledged =
                 returned.is_ok() && receiver.is_ok_and(|receiver| receiver.has_unsent_credit());
         }
@@ -358,7 +421,12 @@ impl InboundTopic {
 
     pub(super) fn count(&self, port: &Port, counters: &mut Counters) {
         let mut counted = self.inbound.counters();
-        let receiver = self.ring.as_ref().and_then(|ring| port.receiver(ring.id).ok());
+        let memory = self.ring.as_ref().map(|ring| &ring.memory);
+        let receiver = memory.and_then(|memory| port.receiver(memory.id).ok());
+        counted.is_direct = memory.is_some_and(|memory| memory.direct.is_some());
+        if let Some(cause) = memory.and_then(|memory| memory.staged.clone()) {
+            counters.staged.push((self.key, self.origin, cause));
+        }
         counted.lanes = receiver.map_or(0, |receiver| receiver.lanes() as u64);
         counters.received.push((self.key, self.origin, counted));
     }
