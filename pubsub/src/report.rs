@@ -239,6 +239,8 @@ pub enum Row {
         node: String,
         /// Path of its messages.
         path: RingPath,
+        /// Why messages of a topic on a device are received through the host, if they are.
+        staged: Option<String>,
         /// Messages delivered here.
         messages: u64,
         /// Bytes of these messages.
@@ -341,12 +343,22 @@ mod tests {
     #[test]
     fn path_is_parsed_as_nodes_report_it() {
         let path = |provider: &str, lanes| {
-            Ok(RingPath { provider: provider.to_owned(), lanes, is_direct: false })
+            Ok::<_, &str>(RingPath { provider: provider.to_owned(), lanes, is_direct: false })
         };
         let parsed = |text: &str| RingPath::try_from(text.to_owned());
         assert_eq!(parsed("ring over net"), path("net", 1));
         assert_eq!(parsed("ring of 3 lanes over tcp;ofi_rxm"), path("tcp;ofi_rxm", 3));
-        for none in ["", "ring", "path over net", "ring of lanes over net"] {
+        let direct = RingPath { is_direct: true, ..path("verbs", 2).unwrap() };
+        assert_eq!(direct.to_string(), "direct ring of 2 lanes over verbs");
+        assert_eq!(parsed("direct ring of 2 lanes over verbs"), Ok(direct));
+        for none in [
+            "",
+            "ring",
+            "direct",
+            "direct direct ring over net",
+            "path over net",
+            "ring of lanes over net",
+        ] {
             assert!(parsed(none).is_err(), "{none}");
         }
         for lanes in ["-1", "0"] {

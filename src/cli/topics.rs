@@ -348,6 +348,7 @@ pub(super) mod tests {
                 topic,
                 node: "cd".repeat(16),
                 path,
+                staged: Some("net has no device memory".to_owned()),
                 messages: 4,
                 bytes: 400,
                 stages: Vec::new(),

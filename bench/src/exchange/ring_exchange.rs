@@ -194,7 +194,8 @@ impl RingSide {
         };
         let mut port = Port::new(endpoint, queue);
         let (capacity, watermark) = (ring_exchange.capacity, ring_exchange.watermark);
-        let options = RingOptions { capacity, watermark, notify, completed_messages: 0 };
+        let options =
+            RingOptions { capacity, watermark, notify, completed_messages: 0, inline_data: 0 };
         let receiver = port.offer(&options)?;
         peer_watchdog.send(&Frame::Ring(port.ring_offer(receiver)?))?;
         let frame = next_frame(&mut port, &mut peer_watchdog, "the other side's ring")?;

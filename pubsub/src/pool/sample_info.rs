@@ -121,6 +121,9 @@ pub enum DeliveryPath {
     Ring = 1,
     /// From another node by a ring of pinned memory, from which a device copied it.
     StagedRing = 2,
+    /// From another node by a ring in device memory, which the fabric writes itself, and from which
+    /// the device copied it.
+    DirectRing = 3,
 }
 
 impl fmt::Display for DeliveryPath {
@@ -129,6 +132,7 @@ impl fmt::Display for DeliveryPath {
             Self::SharedMemory => "shared-memory",
             Self::Ring => "ring",
             Self::StagedRing => "staged-ring",
+            Self::DirectRing => "direct-ring",
         })
     }
 }
@@ -205,6 +209,7 @@ impl<'a, W: Words> SampleInfo<'a, W> {
         match self.word(PATH) {
             1 => DeliveryPath::Ring,
             2 => DeliveryPath::StagedRing,
+            3 => DeliveryPath::DirectRing,
             _ => DeliveryPath::SharedMemory,
         }
     }

@@ -583,7 +583,8 @@ impl<I: InboundTransport> InboundTurn<'_, I> {
         }
         if long.payload.is_some() {
             let copy_out = if long.has_trailer { u64::from_le_bytes(long.trailer) } else { 0 };
-            let stages = StageDurations { copy_out, ..StageDurations::default() };
+            let is_direct = long.kind == RingMessageKind::Inline;
+            let stages = StageDurations { copy_out, is_direct, ..StageDurations::default() };
             let done = (is_done && self.topic.steps.is_empty()).then_some(self.now.monotonic);
             let begun = long.copy_begun.unwrap_or(self.now.monotonic);
             let times = CopyTimes { arrived: self.now.monotonic, begun, done };

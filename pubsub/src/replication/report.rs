@@ -89,6 +89,11 @@ impl Replicator {
                     topic,
                     node: node.to_string(),
                     path: path(found.lanes, found.is_direct),
+                    staged: counters
+                        .staged
+                        .iter()
+                        .find(|(of, from, _)| (of, from) == (key, node))
+                        .map(|(.., cause)| Row::shortened(cause)),
                     messages: found.messages,
                     bytes: found.bytes,
                     stages: vec![

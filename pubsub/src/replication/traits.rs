@@ -80,6 +80,8 @@ pub struct StageDurations {
     pub after_copy: u64,
     /// From the arrival of the last chunk until this call of the sink.
     pub after_arrival: u64,
+    /// It came by a ring in device memory.
+    pub is_direct: bool,
 }
 
 /// The destination of one node's messages of a topic.

@@ -3,6 +3,7 @@
 #![allow(missing_docs)]
 
 mod connect_request;
+mod device_rings;
 mod forged;
 mod idle;
 mod lanes;
@@ -54,7 +55,9 @@ fn disconnect_in_turns(
 /// Sends a topic from node 0 to other nodes. The result tells whether all messages are released.
 fn send(nodes: &Nodes, key: TopicKey, source: TestSource, to: &[u8]) -> impl Fn() -> bool + use<> {
     let is_done = source.is_done();
-    let announcer = nodes.of(0).send_topic(key, topic(1 << 30), Box::new(source)).unwrap();
+    let device = (source.memory == MemoryKind::Device).then(|| source.memory.device());
+    let options = TopicOptions { device, ..topic(1 << 30) };
+    let announcer = nodes.of(0).send_topic(key, options, Box::new(source)).unwrap();
     for number in to {
         nodes.of(0).send(Command::AddDestination(key, node(*number))).unwrap();
     }

@@ -105,7 +105,7 @@ fn topic_lines(rows: &[Row], name_of_topic: &str) -> Vec<String> {
     for row in rows {
         match row {
             Row::Sent { topic, node, path, messages, bytes, stages, .. }
-            | Row::Received { topic, node, path, messages, bytes, stages }
+            | Row::Received { topic, node, path, messages, bytes, stages, .. }
                 if topic == name_of_topic =>
             {
                 let (direction, waits) = match row {
@@ -114,8 +114,14 @@ fn topic_lines(rows: &[Row], name_of_topic: &str) -> Vec<String> {
                     }
                     _ => ("from", String::new()),
                 };
+                let staged = match row {
+                    Row::Received { staged: Some(cause), .. } => {
+                        format!(", copied through the host: {}", text::escape_control(cause))
+                    }
+                    _ => String::new(),
+                };
                 lines.push(format!(
-                    "{direction} \"{}\" by {}; {}, {}{waits}{}",
+                    "{direction} \"{}\" by {}{staged}; {}, {}{waits}{}",
                     name_of_node(rows, node).escape_debug(),
                     text::escape_control(&path.to_string()),
                     text::count_of(*messages, "message"),
@@ -370,6 +376,7 @@ mod tests {
             topic: "camera".to_owned(),
             node: strange.clone(),
             path: RingPath { provider: strange.clone(), lanes: 1, is_direct: false },
+            staged: Some(strange.clone()),
             messages: 1,
             bytes: 1,
             stages: vec![(strange, 1)],

@@ -209,7 +209,11 @@ impl Sink for TopicSink {
             );
             return Err(Error::new(operation, ErrorKind::Failed, detail).on(self.topic.name()));
         };
-        note_stages(&self.pool.control().sample_info(block), header, stages, clock::now());
+        let sample_info = self.pool.control().sample_info(block);
+        if stages.is_direct {
+            sample_info.set_path(DeliveryPath::DirectRing);
+        }
+        note_stages(&sample_info, header, stages, clock::now());
         let entry = Entry {
             block,
             offset,
@@ -297,8 +301,13 @@ mod tests {
             metadata: Metadata::NONE,
         };
         // It was copied in from 500 to 900; its last chunk arrived at 700.
-        let stages =
-            StageDurations { copy_out: 300, copy_in: 400, after_copy: 50, after_arrival: 250 };
+        let stages = StageDurations {
+            copy_out: 300,
+            copy_in: 400,
+            after_copy: 50,
+            after_arrival: 250,
+            is_direct: false,
+        };
         note_stages(&sample_info, &header, &stages, 950);
         let expected = Times {
             posted: 100,

@@ -1,0 +1,143 @@
+//! Rings in device memory, over a provider inside of this process that can lie about device memory.
+
+use std::time::Duration;
+
+use fabric::emulated::{Fault, offer};
+use pubsub::replication::{Command, WorkerOptions};
+use transfer::path::DeviceFabric;
+
+use super::support::{MemoryKind, Nodes, PublishedLog, TestSource, node};
+use super::{KEY, MIB, disconnect_in_turns, lengths, receive, send};
+
+const DEVICE: MemoryKind = MemoryKind::Device;
+const HOST: MemoryKind = MemoryKind::Host;
+
+static SIZES: [usize; 13] =
+    [0, 1, 64, 200, 4096, 4097, 70_000, MIB, 0, 9 * MIB + 3, 5, 600_000, 64];
+
+fn with(fault: Fault, device_fabric: DeviceFabric) -> WorkerOptions {
+    let offer = Some(offer(fault).unwrap());
+    WorkerOptions { offer, device_fabric, ..WorkerOptions::default() }
+}
+
+/// What nodes say about the path of a topic: whether its ring lies in device memory at writer and
+/// reader, and why it does not.
+type Report = (bool, bool, Option<String>);
+
+fn report(nodes: &Nodes) -> Report {
+    let (sent, received) = (nodes.counters(0), nodes.counters(1));
+    let staged = received.staged.first().map(|(_, _, cause)| cause.clone());
+    (sent.sent[0].2.is_direct, received.received[0].2.is_direct, staged)
+}
+
+/// All messages from one node to another.
+fn pass(nodes: &mut Nodes, from: MemoryKind, to: MemoryKind) -> Report {
+    let count = SIZES.len() as u64;
+    let log = PublishedLog::default();
+    receive(nodes, KEY, 1, to, &log);
+    let source = TestSource::new(&lengths(&SIZES), from, 0, count);
+    let is_done = send(nodes, KEY, source, &[1]);
+    nodes.until("all messages", |_| is_done());
+    log.check(count);
+    assert!(nodes.failed.is_empty(), "{:?}", nodes.failed);
+    report(nodes)
+}
+
+fn pass_with(fault: Fault, from: MemoryKind, to: MemoryKind) -> Report {
+    pass(&mut Nodes::start(2, &with(fault, DeviceFabric::Probe)), from, to)
+}
+
+#[test]
+fn messages_go_directly_to_device_memory() {
+    for from in [DEVICE, HOST] {
+        let mut nodes = Nodes::start(2, &with(Fault::None, DeviceFabric::Probe));
+        assert_eq!(pass(&mut nodes, from, DEVICE), (true, true, None));
+        assert!(nodes.lost.is_empty(), "{:?}", nodes.reasons);
+    }
+    // The reader has host memory.
+    assert_eq!(pass_with(Fault::None, DEVICE, HOST), (false, false, None));
+}
+
+#[test]
+fn every_fault_of_a_provider_is_found_and_messages_are_staged() {
+    // Later than any look, also on a busy machine.
+    let late = Fault::EarlyCompletions(Duration::from_millis(500));
+    for (fault, expected) in [
+        (late, "emulated failed the probe: a chunk of 8 bytes was incomplete"),
+        (Fault::CutsTransfers(4096), "emulated failed the probe: a chunk of 65536 bytes was"),
+        (Fault::RefusesRegistration, "fi_mr_regattr"),
+        (Fault::RefusesPeerToPeer, "FI_HMEM_P2P"),
+    ] {
+        for from in [DEVICE, HOST] {
+            let (sent, received, cause) = pass_with(fault, from, DEVICE);
+            let cause = cause.unwrap_or_default();
+            assert!(cause.contains(expected), "{fault:?} {from:?}: {cause} {sent} {received}");
+            assert_eq!((sent, received), (false, false), "{fault:?}");
+        }
+    }
+}
+
+/// Probes that never end are begun three times.
+#[test]
+fn writes_that_never_complete_are_given_up() {
+    let options = with(Fault::NeverCompletes, DeviceFabric::Probe);
+    let options = WorkerOptions { timeout: Duration::from_secs(1), ..options };
+    let mut nodes = Nodes::start(2, &options);
+    let (sent, received, cause) = pass(&mut nodes, DEVICE, DEVICE);
+    assert_eq!((sent, received), (false, false));
+    let cause = cause.unwrap();
+    let is_known = cause.contains("and never finished") || cause.contains("the writer cannot");
+    assert!(is_known, "{cause}");
+}
+
+#[test]
+fn settings_of_both_nodes_decide() {
+    let (off, probe, on) = (DeviceFabric::Off, DeviceFabric::Probe, DeviceFabric::On);
+    // Without a probe the bytes are not found late.
+    let late = Fault::EarlyCompletions(Duration::from_nanos(1));
+    for (writer, reader, fault, expected) in [
+        (off, probe, Fault::None, (false, false, Some("the writer cannot write to device memory"))),
+        (probe, off, Fault::None, (false, false, Some("FABRICAST_DEVICE_FABRIC is off"))),
+        (on, on, late, (true, true, None)),
+        (on, probe, Fault::None, (true, true, None)),
+    ] {
+        let mut nodes = Nodes::start(0, &with(fault, probe));
+        let shared = with(fault, probe);
+        nodes.add(0, &WorkerOptions { device_fabric: writer, ..shared.clone() });
+        nodes.add(1, &WorkerOptions { device_fabric: reader, ..shared });
+        let (sent, received, cause) = pass(&mut nodes, DEVICE, DEVICE);
+        assert_eq!((sent, received, cause.as_deref()), expected, "{writer} {reader}");
+    }
+}
+
+/// The verdict is kept until the node is lost.
+#[test]
+fn topics_after_the_first_one_begin_without_a_probe() {
+    let mut nodes = Nodes::start(2, &with(Fault::None, DeviceFabric::Probe));
+    assert_eq!(pass(&mut nodes, DEVICE, DEVICE), (true, true, None));
+    let log = PublishedLog::default();
+    let key = pubsub::replication::TopicKey(2);
+    receive(&nodes, key, 1, DEVICE, &log);
+    let source = TestSource::new(&lengths(&[64]), DEVICE, 0, 5);
+    let is_done = send(&nodes, key, source, &[1]);
+    nodes.until("all messages", |_| is_done());
+    log.check(5);
+    assert!(nodes.lost.is_empty());
+}
+
+#[test]
+fn broken_connections_lose_no_message() {
+    const COUNT: u64 = 120;
+    let mut nodes = Nodes::start(2, &with(Fault::None, DeviceFabric::Probe));
+    let log = PublishedLog::default();
+    receive(&nodes, KEY, 1, DEVICE, &log);
+    let source = TestSource::new(&lengths(&[64, 100_000, 3 * MIB, 0]), DEVICE, 0, COUNT);
+    let is_done = send(&nodes, KEY, source, &[1]);
+    disconnect_in_turns(&mut nodes, &log, COUNT, &is_done);
+    nodes.until("all messages", |_| is_done());
+    log.check(COUNT);
+    assert!(nodes.failed.is_empty(), "{:?}", nodes.failed);
+    let (sent, received, cause) = report(&nodes);
+    assert_eq!((sent, received), (true, true), "{cause:?}");
+    nodes.of(0).send(Command::NodeLost(node(1))).unwrap();
+}
