@@ -77,12 +77,14 @@ mod tests {
     use fabric::RemoteRegion;
     use fabric::ring::{ChunkLayout, LaneOffer, NotifyMode, RingAnswer, RingOffer};
     use proptest::prelude::*;
+    use transfer::device_memory::MemoryEnd;
 
     use super::*;
     use crate::peers::VERSION;
     use crate::replication::source::{last_sequences, start_sequences};
     use crate::replication::{
-        MAX_LANES, MAX_PAYLOAD_LENGTH, MAX_REASON_LENGTH, TopicParameters, fit_addresses,
+        DirectWriter, MAX_LANES, MAX_PAYLOAD_LENGTH, MAX_REASON_LENGTH, TopicParameters,
+        fit_addresses,
     };
     use crate::settings::TopicSettings;
     use crate::text::shortened;
@@ -105,7 +107,7 @@ mod tests {
             parameters,
             from: vec![1; address],
             lane_addresses,
-            direct: None,
+            direct: Some(DirectWriter::new(MemoryEnd::Host, true)),
         })
     }
 
@@ -141,7 +143,7 @@ mod tests {
             position: 3,
             from,
             lane_addresses,
-            is_probed: false,
+            is_probed: true,
         })
     }
 
@@ -289,7 +291,7 @@ mod tests {
     #[test]
     fn messages_of_a_version_have_one_layout() {
         let bytes: Vec<u8> = good().iter().flat_map(ControlMessage::encode).collect();
-        assert_eq!((VERSION, digest(&bytes)), (4, 0x6837_3fab_aeb8_cafe));
+        assert_eq!((VERSION, digest(&bytes)), (5, 0x2d8f_4a17_56ff_3405));
     }
 
     proptest! {

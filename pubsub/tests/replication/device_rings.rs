@@ -9,7 +9,7 @@ use transfer::path::DeviceFabric;
 use super::support::{MemoryKind, Nodes, PublishedLog, TestSource, node};
 use super::{KEY, MIB, disconnect_in_turns, lengths, receive, send};
 
-const DEVICE: MemoryKind = MemoryKind::Device;
+const DEVICE: MemoryKind = MemoryKind::Emulated;
 const HOST: MemoryKind = MemoryKind::Host;
 
 static SIZES: [usize; 13] =

@@ -55,7 +55,7 @@ fn disconnect_in_turns(
 /// Sends a topic from node 0 to other nodes. The result tells whether all messages are released.
 fn send(nodes: &Nodes, key: TopicKey, source: TestSource, to: &[u8]) -> impl Fn() -> bool + use<> {
     let is_done = source.is_done();
-    let device = (source.memory == MemoryKind::Device).then(|| source.memory.device());
+    let device = (source.memory != MemoryKind::Host).then(|| source.memory.device());
     let options = TopicOptions { device, ..topic(1 << 30) };
     let announcer = nodes.of(0).send_topic(key, options, Box::new(source)).unwrap();
     for number in to {
@@ -66,7 +66,7 @@ fn send(nodes: &Nodes, key: TopicKey, source: TestSource, to: &[u8]) -> impl Fn(
 }
 
 fn receive(nodes: &Nodes, key: TopicKey, at: u8, memory: MemoryKind, log: &PublishedLog) {
-    let device = (memory == MemoryKind::Device).then(|| memory.device());
+    let device = (memory != MemoryKind::Host).then(|| memory.device());
     nodes.of(at).receive_topic(key, node(0), 0, device, Box::new(log.sink(memory))).unwrap();
 }
 

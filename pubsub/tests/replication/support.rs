@@ -24,6 +24,8 @@ pub(crate) const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 pub(crate) enum MemoryKind {
     Host,
     Device,
+    /// On an emulated device, also where the others are on a real one.
+    Emulated,
 }
 
 impl MemoryKind {
@@ -31,7 +33,7 @@ impl MemoryKind {
         let named = std::env::var("FABRICAST_TEST_DEVICE").ok();
         let name = match (self, &named) {
             (Self::Host, _) => "emulated:0",
-            (Self::Device, None) => "emulated:1",
+            (Self::Device, None) | (Self::Emulated, _) => "emulated:1",
             (Self::Device, Some(named)) => named.as_str(),
         };
         Device::open(name.parse().unwrap()).unwrap()
@@ -40,7 +42,7 @@ impl MemoryKind {
     fn location(self, slice: Slice) -> PayloadLocation {
         match self {
             Self::Host => PayloadLocation::Host(slice),
-            Self::Device => PayloadLocation::Device(slice),
+            Self::Device | Self::Emulated => PayloadLocation::Device(slice),
         }
     }
 }

@@ -163,6 +163,13 @@ impl WorkerLoop {
         (offer, is_probed): (&fabric::ring::RingOffer, bool),
         addresses: (Vec<u8>, Vec<Vec<u8>>),
     ) -> Result<()> {
+        let Some(topic) = self.topics.outbound(index) else { return Ok(()) };
+        let source = topic.direct_source();
+        let may_be_direct = source.is_some_and(|it| self.endpoint.direct_writer(it).is_some());
+        if offer.inline_data > 0 && !may_be_direct {
+            let detail = "offered ring lies in device memory, which this node does not write to";
+            return Err(Error::new(CONNECT, ErrorKind::Malformed, detail));
+        }
         let (ring, answer) = self.endpoint.accept(node, offer, addresses, self.options.chunk)?;
         let Some(topic) = self.topics.outbound(index) else { return Ok(()) };
         let form = match offer.inline_data {
