@@ -249,7 +249,7 @@ impl ExtraLanes {
                 if one.lane.is_stopped() {
                     continue;
                 }
-                self.pending_jobs.push_front((number, job));
+                self.pending_jobs.push_front((number, *job));
                 return;
             }
         }

@@ -135,11 +135,13 @@ impl Lane {
     }
 
     /// Sends a job to the lane; returns it if the job queue is full.
-    pub(super) fn send_job(&self, job: LaneJob) -> std::result::Result<(), LaneJob> {
-        let Some(jobs) = &self.jobs else { return Err(job) };
+    pub(super) fn send_job(&self, job: LaneJob) -> std::result::Result<(), Box<LaneJob>> {
+        let Some(jobs) = &self.jobs else { return Err(Box::new(job)) };
         match jobs.try_send(job) {
             Ok(()) => {}
-            Err(TrySendError::Full(job) | TrySendError::Disconnected(job)) => return Err(job),
+            Err(TrySendError::Full(job) | TrySendError::Disconnected(job)) => {
+                return Err(Box::new(job));
+            }
         }
         // Either the lane sees the job before it sleeps, or it is seen here to sleep.
         fence(Ordering::SeqCst);

@@ -205,7 +205,7 @@ pub(super) fn bytes_of(view: &ChunkView) -> CaseResult<Vec<u8>> {
 }
 
 pub(super) fn options(notify: NotifyMode, capacity: u64, watermark: u64) -> RingOptions {
-    RingOptions { capacity, watermark, notify, completed_messages: 0 }
+    RingOptions { capacity, watermark, notify, completed_messages: 0, inline_data: 0 }
 }
 
 fn ring_by_immediates(cell: &Cell) -> CaseResult {
