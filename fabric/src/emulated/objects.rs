@@ -230,8 +230,11 @@ unsafe extern "C" fn inject(
     length: usize,
     peer: u64,
 ) -> isize {
-    // SAFETY: readable for the call.
-    let bytes = unsafe { std::slice::from_raw_parts(at.cast::<u8>(), length) }.to_vec();
+    let bytes = match length {
+        0 => Vec::new(),
+        // SAFETY: readable for the call.
+        _ => unsafe { std::slice::from_raw_parts(at.cast::<u8>(), length) }.to_vec(),
+    };
     with(|world| world.deliver(endpoint.addr(), peer, bytes))
 }
 

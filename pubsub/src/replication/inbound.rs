@@ -387,8 +387,10 @@ impl<I: InboundTransport> InboundTurn<'_, I> {
                 PendingStep::Look(copy_handle, since, chunk, part) => {
                     if !self.intake.is_copied(copy_handle)? {
                         if self.now.monotonic - *since > self.topic.timeout {
-                            let cause = "the device did not copy its bytes within the timeout";
-                            return Err(TurnFailure::Probe(cause.to_owned()));
+                            let detail = "the device did not copy the bytes of a probe within the \
+                                          timeout";
+                            let kind = ErrorKind::DeadlineExceeded;
+                            return Err(TurnFailure::Connection(Error::new(READ, kind, detail)));
                         }
                         return Ok(());
                     }

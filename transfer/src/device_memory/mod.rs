@@ -11,7 +11,7 @@ mod written_devices;
 
 pub use pattern::{Part, Pattern};
 pub use policy::{DeviceFacts, FabricFacts, obstacle};
-pub use registration::{device_memory, register};
+pub use registration::{device_memory, register, register_range};
 pub(crate) use written_devices::WrittenDevices;
 pub use written_devices::flush;
 

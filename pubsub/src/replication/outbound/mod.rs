@@ -28,8 +28,6 @@ pub(crate) const BATCH_BUFFER_LENGTH: usize = 16 << 10;
 const MAX_BATCHED_PAYLOAD: u64 = 4096;
 /// Messages read from the source ahead of the fastest destination.
 const READ_AHEAD: u64 = 64;
-/// Rings in device memory that may break, one after the other, before rings in host memory are used.
-const MAX_DIRECT_FAILURES: u32 = 3;
 /// Chunks posted to one destination in one turn.
 const CHUNKS_PER_TURN: usize = 32;
 /// Copies begun before the completion of earlier ones is polled: beginning one takes some
@@ -218,6 +216,8 @@ impl MessageInProgress {
 struct OutboundProbe {
     probe: RingProbe,
     message: Option<Message>,
+    /// Since when its bytes are waited for.
+    since: Option<u64>,
     /// The end of its last message in the ring, once that is written.
     end: Option<u64>,
 }
@@ -345,8 +345,6 @@ pub(crate) struct Outbound<W: OutboundTransport> {
     /// Index of the destination whose turn is first.
     turn: usize,
     lost: Vec<(NodeId, Error)>,
-    /// Rings in device memory that broke before a message was acknowledged, one after the other.
-    direct_failures: u32,
     demands: Vec<PieceDemand>,
 }
 
@@ -365,7 +363,6 @@ impl<W: OutboundTransport> Outbound<W> {
             retiring: Vec::new(),
             turn: 0,
             lost: Vec::new(),
-            direct_failures: 0,
             demands: Vec::new(),
         }
     }
@@ -412,7 +409,7 @@ impl<W: OutboundTransport> Outbound<W> {
         destination.is_direct = matches!(form, RingForm::Device { .. });
         destination.probe = match form {
             RingForm::Device { probe: Some(probe) } => {
-                Some(OutboundProbe { probe, message: None, end: None })
+                Some(OutboundProbe { probe, message: None, since: None, end: None })
             }
             _ => None,
         };
@@ -529,16 +526,6 @@ impl<W: OutboundTransport> Outbound<W> {
         self.destinations.iter().map(of).collect()
     }
 
-    /// A ring in device memory could not be written.
-    pub(crate) fn note_direct_failure(&mut self) {
-        self.direct_failures = self.direct_failures.saturating_add(1);
-    }
-
-    /// Whether rings in device memory can be written, as far as is known.
-    pub(crate) fn may_write_direct(&self) -> bool {
-        self.direct_failures < MAX_DIRECT_FAILURES
-    }
-
     /// The ring of a connected node.
     pub(crate) fn ring_of(&self, node: NodeId) -> Option<W::Ring> {
         self.destinations[self.destination_index(node)?].ring
@@ -603,9 +590,6 @@ impl<W: OutboundTransport> Outbound<W> {
 
     fn disconnect_failed(&mut self, index: usize, error: Error, wire: &mut W) {
         let node = self.destinations[index].node;
-        if self.destinations[index].is_direct {
-            self.note_direct_failure();
-        }
         self.disconnect(node, wire);
         self.lost.push((node, error));
     }
@@ -661,9 +645,6 @@ impl<W: OutboundTransport> Outbound<W> {
         while let Some((_, unacknowledged)) = pop_through(&mut destination.unacknowledged, read) {
             has_moved = true;
             destination.counters.delivered += unacknowledged.messages;
-            if destination.is_direct {
-                self.direct_failures = 0;
-            }
             destination.delivered = unacknowledged.entry;
         }
         if ring_progress.read != destination.credit {

@@ -8,7 +8,7 @@ use super::{
     MessageInProgress, MessageStart, Outbound, OutboundTransport, Part, PieceDemand, StagedPiece,
     UnacknowledgedMessage, WriteSource,
 };
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::replication::message_header::{
     MAX_PREFIX_LENGTH, MessageHeader, RingMessageKind, TRAILER_LENGTH,
 };
@@ -260,6 +260,12 @@ impl<W: OutboundTransport> Outbound<W> {
         let destination = &mut self.destinations[index];
         let Some(writing) = &mut destination.probe else { return Ok(false) };
         if !wire.is_probe_ready(ring).map_err(TurnFailure::Connection)? {
+            let since = *writing.since.get_or_insert(now.monotonic);
+            if now.monotonic - since > self.options.timeout {
+                let detail = "the device did not copy the bytes of a probe within the timeout";
+                let error = Error::new("write to node", ErrorKind::DeadlineExceeded, detail);
+                return Err(TurnFailure::Connection(error));
+            }
             progress.is_waiting = true;
             return Ok(false);
         }

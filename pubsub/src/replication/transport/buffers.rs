@@ -1,6 +1,7 @@
 //! Memory shared by all topics of a worker: batch buffers, staging slots, and registrations.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use fabric::ring::Port;
@@ -55,7 +56,7 @@ impl<T> BufferSlab<T> {
     }
 }
 
-/// Memory that is written from, registered per lane on first use, for good. Pinning one GiB takes
+/// Memory that is written from, registered per lane on first use. Pinning one GiB takes
 /// half a second where a provider does that. So memory that a further lane never writes is not
 /// registered for it.
 #[derive(Default)]
@@ -103,23 +104,27 @@ impl<M: fabric::Memory> LaneRegistrations<M> {
     }
 }
 
-/// Device memory with its registrations. They share one handle of the memory.
+/// A range of device memory with its registrations. All ranges share one handle of the memory.
 struct DeviceRegistrations {
     buffer: Arc<Buffer>,
+    range: Range<u64>,
     regions: LaneRegions,
 }
 
 impl DeviceRegistrations {
-    fn new(memory: &Memory) -> Self {
-        let buffer = Arc::new(Buffer::Device(memory.clone()));
-        Self { buffer, regions: LaneRegions::default() }
+    fn new(buffer: Arc<Buffer>, range: Range<u64>) -> Self {
+        Self { buffer, range, regions: LaneRegions::default() }
+    }
+
+    fn whole(memory: &Memory) -> Self {
+        Self::new(Arc::new(Buffer::Device(memory.clone())), 0..memory.length())
     }
 
     fn get(&mut self, lane: usize, port: &Port) -> fabric::Result<&MemoryRegion> {
-        let buffer = &self.buffer;
-        let register =
-            |domain: &Domain| device_memory::register(domain, Arc::clone(buffer), Access::WRITE);
-        self.regions.get(lane, port, register)
+        let (buffer, range) = (&self.buffer, self.range.clone());
+        self.regions.get(lane, port, |domain| {
+            device_memory::register_range(domain, Arc::clone(buffer), range, Access::WRITE)
+        })
     }
 
     /// Whether another part of the process has a handle of the memory.
@@ -164,7 +169,7 @@ impl ProbeSource {
         let memory = device.allocate_shared(length, &[]).map_err(of_device)?;
         let to = memory.slice(0, length).map_err(of_device)?;
         let copied = streams.copy(device, &to, &from.slice(0, length)?)?;
-        let memory = DeviceRegistrations::new(&memory);
+        let memory = DeviceRegistrations::whole(&memory);
         Ok(Self::Device(Box::new(ProbeOnDevice { memory, copied, _from: from })))
     }
 
@@ -314,7 +319,7 @@ struct RegisteredRange {
 pub(super) struct RegistrationCache {
     memories: HashMap<usize, Vec<RegisteredRange>>,
     /// Device memory that is written from directly.
-    of_devices: HashMap<usize, DeviceRegistrations>,
+    of_devices: HashMap<usize, Vec<DeviceRegistrations>>,
 }
 
 impl RegistrationCache {
@@ -352,7 +357,8 @@ impl RegistrationCache {
         region.slice(range).map_err(|error| Error::of(operation, error))
     }
 
-    /// The bytes from `at` of a slice of device memory, as a region of a lane.
+    /// The bytes from `at` of a slice of device memory, up to the end of one registration, as a region
+    /// of a lane. Memory that grows gets more registrations.
     pub(super) fn device_part(
         &mut self,
         slice: &Slice,
@@ -361,17 +367,35 @@ impl RegistrationCache {
         port: &Port,
     ) -> Result<RegionSlice> {
         let of_fabric = |error| Error::of("write message from device memory", error);
-        let memory = slice.memory();
-        let registered = self.of_devices.entry(memory.identity());
-        let registered = registered.or_insert_with(|| DeviceRegistrations::new(memory));
+        let (memory, from) = (slice.memory(), slice.offset() + at);
+        let ranges = self.of_devices.entry(memory.identity()).or_default();
+        let known = ranges.iter().position(|it| it.range.contains(&from));
+        let index = known.unwrap_or_else(|| {
+            let start = ranges.last().map_or(0, |last| last.range.end);
+            let added = match ranges.first() {
+                None => DeviceRegistrations::whole(memory),
+                Some(first) => {
+                    DeviceRegistrations::new(Arc::clone(&first.buffer), start..memory.length())
+                }
+            };
+            ranges.push(added);
+            ranges.len() - 1
+        });
+        let registered = &mut ranges[index];
+        let Range { start, end } = registered.range;
+        let until = (slice.offset() + slice.length()).min(end);
         let region = registered.get(lane, port).map_err(of_fabric)?;
-        let range = (slice.offset() + at) as usize..(slice.offset() + slice.length()) as usize;
+        // Of a range that does not contain it, an empty one is refused.
+        let range = from.saturating_sub(start) as usize..until.saturating_sub(start) as usize;
         region.slice(range).map_err(of_fabric)
     }
 
     /// Releases memory that no other part of the process has a handle to.
     pub(super) fn release_unused(&mut self) {
-        self.of_devices.retain(|_, registered| registered.is_in_use());
+        let is_in_use = |ranges: &[DeviceRegistrations]| {
+            ranges.first().is_some_and(DeviceRegistrations::is_in_use)
+        };
+        self.of_devices.retain(|_, ranges| is_in_use(ranges));
         self.memories.retain(|_, ranges| {
             ranges.first().is_some_and(|first| first.span.memory.memory().is_shared())
         });

@@ -402,13 +402,14 @@ impl InboundTransport for RingInput<'_> {
             fabric::ErrorKind::Closed => Error::because(READ, ErrorKind::Closed, error),
             _ => Error::of(READ, error),
         })?;
-        if view.is_some()
-            && !std::mem::replace(&mut self.has_taken, true)
-            && let Some(access) = self.device_access
-            && access.is_direct
+        let was_first = view.is_some() && !std::mem::replace(&mut self.has_taken, true);
+        // Notices are taken between turns, except for the last ones of a broken ring.
+        let is_broken = || self.port.receiver(ring).is_ok_and(|it| it.broken().is_some());
+        if let Some(access) = self.device_access.filter(|access| access.is_direct)
+            && view.is_some()
+            && (was_first || is_broken())
         {
-            // All notices of this turn have arrived, and may have overtaken their bytes on the way
-            // into the device.
+            // The notices may have overtaken their bytes on the way into the device.
             let flushed = device_memory::flush(access.memory.mapped_for());
             flushed.map_err(|error| Error::of(READ, error))?;
         }
@@ -467,7 +468,9 @@ impl InboundTransport for RingInput<'_> {
             if length > 0 {
                 let piece = memory.slice(from, length).map_err(copy_in_failed)?;
                 let to = mirror.slice(from, length)?;
-                last = Some(self.into.copy(memory.mapped_for(), &to, &piece)?);
+                let copied = self.into.copy(memory.mapped_for(), &to, &piece);
+                // The copy of the end, if begun, keeps its memory.
+                last = Some(copied?);
             }
         }
         last.map(CopyHandle::Device).ok_or_else(no_probe)

@@ -18,9 +18,9 @@ use transfer::path::DeviceFabric;
 
 pub use doorbell::Announcer;
 use doorbell::Doorbell;
-use endpoint::RingEnds;
 use endpoint::WorkerEndpoint;
 pub(crate) use endpoint::choose_provider;
+use endpoint::{RingEnds, RingExtent};
 use event_loop::WorkerLoop;
 
 use super::{

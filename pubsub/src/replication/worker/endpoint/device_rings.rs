@@ -10,11 +10,15 @@ use transfer::path::{DeviceFabric, Registration};
 use crate::replication::NodeId;
 use crate::replication::connection_messages::DirectWriter;
 
-/// How often a probe that was not finished is begun again.
-const MAX_ATTEMPTS: u32 = 3;
+/// Rings in device memory that may end, one after the other, before a message arrived by them.
+const MAX_BROKEN: u32 = 3;
 /// How long the memory of a ring whose probe failed is kept, in nanoseconds: late bytes may still
 /// arrive.
 const QUARANTINE: u64 = 60_000_000_000;
+/// Rings whose memory is kept at the same time. With that many, no ring is in device memory.
+const MAX_QUARANTINED: usize = 8;
+/// Kinds of memory of a node as a writer. An honest one has few.
+const MAX_ENDS_OF_NODE: usize = 64;
 
 /// The memory at both ends of a ring: the node that writes it, its memory, and the reader's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -24,13 +28,33 @@ pub(crate) struct RingEnds {
     reader: MemoryEnd,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Verdict {
-    /// All bytes were there.
-    Passed,
-    /// So many probes were begun.
-    Begun(u32),
-    Failed(String),
+/// The size of a ring, on which the lengths of its messages and chunks depend, and its lanes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RingExtent {
+    capacity: u64,
+    lanes: usize,
+}
+
+impl RingExtent {
+    pub(super) fn new(capacity: u64, lanes: usize) -> Self {
+        Self { capacity, lanes }
+    }
+
+    /// Does a probe of this ring say what one of the other would?
+    fn includes(self, other: Self) -> bool {
+        self.capacity >= other.capacity && self.lanes >= other.lanes
+    }
+}
+
+/// What is known about rings with the same ends.
+#[derive(Debug, Clone, Default)]
+struct Experience {
+    /// The largest ring whose probe has passed.
+    passed: Option<RingExtent>,
+    /// Why a probe failed, which is final.
+    failed: Option<String>,
+    /// Rings that ended, one after the other, before a message arrived.
+    broken: u32,
 }
 
 /// How a ring in device memory begins.
@@ -44,7 +68,7 @@ pub(super) enum Beginning {
 #[derive(Debug)]
 pub(super) struct DeviceRings {
     facts: FabricFacts,
-    verdicts: HashMap<RingEnds, Verdict>,
+    known: HashMap<RingEnds, Experience>,
     /// Memory of rings whose probes failed, and until when it is kept.
     quarantined: VecDeque<(u64, Vec<MemoryRegion>)>,
 }
@@ -59,7 +83,7 @@ fn text_of(registration: &Registration) -> String {
 
 impl DeviceRings {
     pub(super) fn new(facts: FabricFacts) -> Self {
-        Self { facts, verdicts: HashMap::new(), quarantined: VecDeque::new() }
+        Self { facts, known: HashMap::new(), quarantined: VecDeque::new() }
     }
 
     pub(super) fn setting(&self) -> DeviceFabric {
@@ -94,7 +118,7 @@ impl DeviceRings {
         &self,
         node: NodeId,
         writer: Option<&DirectWriter>,
-        device: &Device,
+        (device, extent): (&Device, RingExtent),
     ) -> Result<(RingEnds, Beginning), String> {
         if let Some(cause) = self.obstacle_at(device) {
             return Err(cause);
@@ -104,31 +128,46 @@ impl DeviceRings {
         };
         let ends = RingEnds { node, writer: writer.memory(), reader: Self::end_of(Some(device)) };
         let is_probed = self.facts.setting() == DeviceFabric::Probe || writer.probes();
-        match self.verdicts.get(&ends) {
-            _ if !is_probed => Ok((ends, Beginning::Messages)),
-            Some(Verdict::Passed) => Ok((ends, Beginning::Messages)),
-            Some(Verdict::Failed(cause)) => Err(cause.clone()),
-            Some(Verdict::Begun(count)) if *count >= MAX_ATTEMPTS => {
-                Err(format!("the probe was begun {count} times, and never finished"))
+        let known = match self.known.get(&ends) {
+            Some(known) => known.clone(),
+            None if self.known.keys().filter(|it| it.node == node).count() >= MAX_ENDS_OF_NODE => {
+                return Err("the node has too many kinds of memory".to_owned());
             }
-            Some(Verdict::Begun(_)) | None => Ok((ends, Beginning::Probe)),
+            None => Experience::default(),
+        };
+        if let Some(cause) = known.failed {
+            return Err(cause);
         }
-    }
-
-    pub(super) fn probe_begun(&mut self, ends: RingEnds) {
-        let verdict = self.verdicts.entry(ends).or_insert(Verdict::Begun(0));
-        if let Verdict::Begun(count) = verdict {
-            *count += 1;
+        if known.broken >= MAX_BROKEN {
+            let count = known.broken;
+            return Err(format!("{count} rings in device memory ended before a message arrived"));
         }
+        if is_probed && self.quarantined.len() >= MAX_QUARANTINED {
+            return Err("too many probes failed within a minute".to_owned());
+        }
+        let is_known = known.passed.is_some_and(|passed| passed.includes(extent));
+        let beginning = if is_probed && !is_known { Beginning::Probe } else { Beginning::Messages };
+        Ok((ends, beginning))
     }
 
-    pub(super) fn probe_passed(&mut self, ends: RingEnds) {
-        self.verdicts.insert(ends, Verdict::Passed);
+    /// The probe of a ring has passed. False if another one with the same ends has failed meanwhile.
+    pub(super) fn probe_passed(&mut self, ends: RingEnds, extent: RingExtent) -> bool {
+        let known = self.known.entry(ends).or_default();
+        if known.passed.is_none_or(|passed| extent.includes(passed)) {
+            known.passed = Some(extent);
+        }
+        known.failed.is_none()
     }
 
-    /// A ring does not work: its bytes arrived late, or it could not be made.
-    pub(super) fn failed(&mut self, ends: RingEnds, cause: String) {
-        self.verdicts.insert(ends, Verdict::Failed(cause));
+    /// The bytes of a probe were not there.
+    pub(super) fn probe_failed(&mut self, ends: RingEnds, cause: String) {
+        self.known.entry(ends).or_default().failed.get_or_insert(cause);
+    }
+
+    /// A ring ended by itself, after a message had arrived by it or not.
+    pub(super) fn ring_ended(&mut self, ends: RingEnds, has_messages: bool) {
+        let known = self.known.entry(ends).or_default();
+        known.broken = if has_messages { 0 } else { known.broken.saturating_add(1) };
     }
 
     /// Keeps the memory of a ring whose probe failed.
@@ -144,7 +183,7 @@ impl DeviceRings {
 
     /// A node disconnected: the next one with its name may use another card or provider.
     pub(super) fn node_lost(&mut self, node: NodeId) {
-        self.verdicts.retain(|ends, _| ends.node != node);
+        self.known.retain(|ends, _| ends.node != node);
     }
 }
 
@@ -162,33 +201,72 @@ mod tests {
         DeviceRings::new(FabricFacts::new(setting, true, None))
     }
 
+    const SMALL: RingExtent = RingExtent { capacity: 64 << 10, lanes: 1 };
+    const LARGE: RingExtent = RingExtent { capacity: 8 << 20, lanes: 3 };
+
     #[test]
     fn probe_decides_for_the_ends_of_a_node() {
         let mut rings = rings(DeviceFabric::Probe);
         let writer = rings.as_writer(Some(&device())).unwrap();
-        let beginning = |rings: &DeviceRings, node| {
-            rings.beginning(node, Some(&writer), &device()).map(|(_, it)| it)
+        let beginning = |rings: &DeviceRings, node, extent| {
+            rings.beginning(node, Some(&writer), (&device(), extent)).map(|(_, it)| it)
         };
-        let (ends, first) = rings.beginning(NODE, Some(&writer), &device()).unwrap();
+        let (probe, messages) = (Ok(Beginning::Probe), Ok(Beginning::Messages));
+        let (ends, first) = rings.beginning(NODE, Some(&writer), (&device(), SMALL)).unwrap();
         assert_eq!(first, Beginning::Probe);
-        rings.probe_begun(ends);
-        assert_eq!(beginning(&rings, NODE), Ok(Beginning::Probe), "it may be begun again");
-        rings.probe_passed(ends);
-        rings.probe_begun(ends);
-        assert_eq!(beginning(&rings, NODE), Ok(Beginning::Messages));
-        assert_eq!(beginning(&rings, NodeId([2; 16])), Ok(Beginning::Probe), "of another node");
+        assert!(rings.probe_passed(ends, SMALL));
+        assert_eq!(beginning(&rings, NODE, SMALL), messages);
+        assert_eq!(beginning(&rings, NODE, LARGE), probe, "longer messages, and further lanes");
+        assert_eq!(beginning(&rings, NodeId([2; 16]), SMALL), probe, "of another node");
+        assert!(rings.probe_passed(ends, LARGE) && rings.probe_passed(ends, SMALL));
+        assert_eq!(beginning(&rings, NODE, LARGE), messages);
         let host = rings.as_writer(None).unwrap();
-        let (_, of_host) = rings.beginning(NODE, Some(&host), &device()).unwrap();
+        let (_, of_host) = rings.beginning(NODE, Some(&host), (&device(), SMALL)).unwrap();
         assert_eq!(of_host, Beginning::Probe, "from other memory");
-        rings.failed(ends, "late bytes".to_owned());
-        assert_eq!(beginning(&rings, NODE), Err("late bytes".to_owned()));
+        // A failure is final, also for rings that pass.
+        rings.probe_failed(ends, "late bytes".to_owned());
+        assert!(!rings.probe_passed(ends, LARGE));
+        rings.probe_failed(ends, "other bytes".to_owned());
+        assert_eq!(beginning(&rings, NODE, SMALL), Err("late bytes".to_owned()));
         rings.node_lost(NODE);
-        for _ in 0..MAX_ATTEMPTS {
-            assert_eq!(beginning(&rings, NODE), Ok(Beginning::Probe));
-            rings.probe_begun(ends);
+        assert_eq!(beginning(&rings, NODE, SMALL), probe);
+    }
+
+    #[test]
+    fn rings_that_end_without_messages_are_given_up() {
+        let mut rings = rings(DeviceFabric::On);
+        let writer = rings.as_writer(None).map(|it| DirectWriter::new(it.memory(), false)).unwrap();
+        let find = |rings: &DeviceRings| rings.beginning(NODE, Some(&writer), (&device(), SMALL));
+        let (ends, _) = find(&rings).unwrap();
+        for has_messages in [false, false, true, false, false] {
+            rings.ring_ended(ends, has_messages);
+            assert_eq!(find(&rings), Ok((ends, Beginning::Messages)));
         }
-        let cause = beginning(&rings, NODE).unwrap_err();
-        assert_eq!(cause, "the probe was begun 3 times, and never finished");
+        rings.ring_ended(ends, false);
+        let cause = "3 rings in device memory ended before a message arrived";
+        assert_eq!(find(&rings), Err(cause.to_owned()));
+    }
+
+    #[test]
+    fn failed_probes_of_a_node_hold_little_memory() {
+        let mut rings = rings(DeviceFabric::Probe);
+        for number in 0..100_u8 {
+            let writer = DirectWriter::new(
+                MemoryEnd::Device(gpu::Uuid([number; 16]), Allocation::Mapped),
+                true,
+            );
+            let Ok((ends, _)) = rings.beginning(NODE, Some(&writer), (&device(), SMALL)) else {
+                continue;
+            };
+            rings.probe_failed(ends, "late bytes".to_owned());
+            rings.quarantine(Vec::new(), 5);
+        }
+        assert_eq!(rings.quarantined.len(), MAX_QUARANTINED);
+        let host = rings.as_writer(None).unwrap();
+        let found = rings.beginning(NODE, Some(&host), (&device(), SMALL));
+        assert_eq!(found, Err("too many probes failed within a minute".to_owned()));
+        rings.release_quarantined(5 + QUARANTINE);
+        assert!(rings.beginning(NODE, Some(&host), (&device(), SMALL)).is_ok());
     }
 
     #[test]
@@ -204,13 +282,13 @@ mod tests {
         ] {
             for device_of_writer in [None, Some(device())] {
                 let writer = rings(there).as_writer(device_of_writer.as_ref());
-                let found = rings(here).beginning(NODE, writer.as_ref(), &device());
+                let found = rings(here).beginning(NODE, writer.as_ref(), (&device(), SMALL));
                 assert_eq!(found.ok().map(|(_, it)| it), expected, "{here} {there}");
             }
         }
         let without = DeviceRings::new(FabricFacts::new(on, false, None));
         assert_eq!(without.as_writer(Some(&device())), None);
-        let cause = without.beginning(NODE, None, &device()).unwrap_err();
+        let cause = without.beginning(NODE, None, (&device(), SMALL)).unwrap_err();
         assert_eq!(cause, "the provider was opened without device memory");
     }
 }

@@ -19,7 +19,7 @@ use transfer::device_memory::FabricFacts;
 use transfer::path::DeviceFabric;
 
 use self::device_rings::DeviceRings;
-pub(super) use self::device_rings::RingEnds;
+pub(super) use self::device_rings::{RingEnds, RingExtent};
 use self::node_faults::NodeFaults;
 use self::renewal::Renewal;
 pub(super) use self::renewal::RenewalReason;
@@ -228,10 +228,11 @@ fn begin(
     {
         let builder = Endpoint::builder(domain).addresses(addresses).queue(&mut queue);
         match builder.peer_to_peer(PeerToPeer::Required).open() {
-            Err(error) if error.kind() == fabric::ErrorKind::NotSupported => {
+            Ok(endpoint) => return Ok((endpoint, queue, None)),
+            Err(error) => {
+                tracing::info!(%error, "no direct transfers of device memory");
                 refusal = Some(error.to_string());
             }
-            opened => return Ok((opened?, queue, None)),
         }
     }
     let endpoint = Endpoint::builder(domain).addresses(addresses).queue(&mut queue).open()?;

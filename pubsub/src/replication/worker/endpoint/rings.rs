@@ -9,7 +9,7 @@ use ipc::Layout;
 use transfer::{Buffer, device_memory};
 
 use super::WorkerEndpoint;
-use super::device_rings::{Beginning, RingEnds};
+use super::device_rings::{Beginning, RingEnds, RingExtent};
 use super::renewal::ADDRESS_LIMITS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::connection_messages::{DirectWriter, MAX_LANES, fit_addresses};
@@ -148,20 +148,25 @@ impl WorkerEndpoint {
         device: &Device,
         (options, lanes): (&RingOptions, usize),
     ) -> Result<(RingMemory, bool)> {
-        let cause = match self.device_rings.beginning(node, request.direct.as_ref(), device) {
+        let extent = RingExtent::new(options.capacity, lanes);
+        let writer = request.direct.as_ref();
+        let cause = match self.device_rings.beginning(node, writer, (device, extent)) {
             Ok((ends, beginning)) => {
                 let is_probed = beginning == Beginning::Probe;
-                match self.offer_on_device(device, (options, lanes), ends, is_probed) {
-                    Ok(memory) => {
-                        if is_probed {
-                            self.device_rings.probe_begun(ends);
-                        }
+                // Other errors than of this port's capacity are of the memory: then it is staged.
+                match self.register_on_device(device, (options, lanes), is_probed) {
+                    Ok((device_access, regions)) => {
+                        let inline_data = MAX_PREFIX_LENGTH as u16;
+                        let options = RingOptions { inline_data, ..*options };
+                        let port = self.transport.port_mut();
+                        let ring = port.offer_registered(&options, regions.clone());
+                        let direct = (ends, extent, regions);
+                        let memory =
+                            RingMemory::on_device(ring.map_err(of_fabric)?, device_access, direct);
                         return Ok((memory, is_probed));
                     }
-                    Err(error) if error.kind() == ErrorKind::TooMany => return Err(error),
                     Err(error) => {
                         tracing::warn!(%error, %node, "no ring in device memory");
-                        self.device_rings.failed(ends, error.to_string());
                         error.to_string()
                     }
                 }
@@ -175,13 +180,13 @@ impl WorkerEndpoint {
         Ok((RingMemory::in_host(ring, Some(DeviceAccess::pinned(pinned)), Some(cause)), false))
     }
 
-    fn offer_on_device(
+    /// Memory of a device for a ring, registered with the domain of each lane.
+    fn register_on_device(
         &mut self,
         device: &Device,
         (options, lanes): (&RingOptions, usize),
-        ends: RingEnds,
         is_probed: bool,
-    ) -> Result<RingMemory> {
+    ) -> Result<(DeviceAccess, Vec<MemoryRegion>)> {
         let allocated = device.allocate_shared(options.capacity, &[]);
         let memory = allocated.map_err(|error| Error::of(CONNECT, error))?;
         let device_access = DeviceAccess::on_device(memory.clone(), is_probed)?;
@@ -192,10 +197,7 @@ impl WorkerEndpoint {
             device_memory::register(domain, Arc::clone(&buffer), Access::REMOTE_WRITE)
         };
         let regions: fabric::Result<Vec<_>> = (0..lanes).map(register).collect();
-        let regions = regions.map_err(of_fabric)?;
-        let options = RingOptions { inline_data: MAX_PREFIX_LENGTH as u16, ..*options };
-        let ring = port.offer_registered(&options, regions.clone()).map_err(of_fabric)?;
-        Ok(RingMemory::on_device(ring, device_access, (ends, regions)))
+        Ok((device_access, regions.map_err(of_fabric)?))
     }
 
     /// What this node says about itself as the writer of a topic on this device, or on the host.
@@ -203,21 +205,25 @@ impl WorkerEndpoint {
         self.device_rings.as_writer(device)
     }
 
-    /// The bytes of a probe were right.
-    pub(crate) fn probe_passed(&mut self, ends: RingEnds) {
-        self.device_rings.probe_passed(ends);
+    /// The bytes of a probe were right. False if those of another one with the same ends were not.
+    pub(crate) fn probe_passed(&mut self, (ends, extent): (RingEnds, RingExtent)) -> bool {
+        self.device_rings.probe_passed(ends, extent)
     }
 
-    /// They were not: the memory of the ring is kept.
-    pub(crate) fn probe_failed(
-        &mut self,
-        (ends, regions): (RingEnds, Vec<MemoryRegion>),
-        cause: &str,
-        now: u64,
-    ) {
+    /// They were not.
+    pub(crate) fn probe_failed(&mut self, ends: RingEnds, cause: &str) {
         let provider = &self.transport.port().endpoint().domain().capabilities().provider;
-        self.device_rings.failed(ends, format!("{provider} failed the probe: {cause}"));
+        self.device_rings.probe_failed(ends, format!("{provider} failed the probe: {cause}"));
+    }
+
+    /// Keeps the memory of a ring that late bytes may still reach.
+    pub(crate) fn quarantine(&mut self, regions: Vec<MemoryRegion>, now: u64) {
         self.device_rings.quarantine(regions, now);
+    }
+
+    /// A ring in device memory ended by itself, after a message had arrived by it or not.
+    pub(crate) fn direct_ring_ended(&mut self, (ends, has_messages): (RingEnds, bool)) {
+        self.device_rings.ring_ended(ends, has_messages);
     }
 
     /// A node disconnected: its rings are probed again.

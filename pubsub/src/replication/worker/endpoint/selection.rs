@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use fabric::ring::default_lane_count;
+use fabric::ring::{NotifyMode, default_lane_count};
 use fabric::{
     Candidate, Capabilities, Choice, EndpointKind, ErrorKind as FabricKind, Locality, Offer,
     Policy, Query, Requirements, Verdict, select,
@@ -41,7 +41,18 @@ pub(super) fn choose_with(
         return Ok(offer);
     }
     let caps = Requirements::ring(Locality::SameMachine).caps;
-    Ok(Query::new(EndpointKind::Rdm).caps(caps).interface(local).with_device_memory(offer))
+    let query = Query::new(EndpointKind::Rdm).caps(caps).interface(local);
+    let with_devices = query.with_device_memory(offer.clone());
+    let is_as_good = is_as_good(with_devices.capabilities(), offer.capabilities());
+    Ok(if is_as_good { with_devices } else { offer })
+}
+
+/// Does a ring in host memory lose nothing with this offer?
+fn is_as_good(offer: &Capabilities, other: &Capabilities) -> bool {
+    NotifyMode::best(offer).ok() == NotifyMode::best(other).ok()
+        && offer.immediate_mask() >= other.immediate_mask()
+        && offer.inject_size >= other.inject_size
+        && offer.limits.iov_limit >= other.limits.iov_limit.min(2)
 }
 
 /// The best provider that reaches other machines from this address, or from this machine if the

@@ -8,7 +8,7 @@ use crate::replication::connection_messages::{ConnectionMessage, MAX_REASON_LENG
 use crate::replication::outbound::RingForm;
 use crate::replication::probe::RingProbe;
 use crate::replication::worker::topics::table::{TopicSlot, WorkerTopicKey};
-use crate::replication::worker::{CONNECT, ConnectRequest};
+use crate::replication::worker::{CONNECT, ConnectRequest, RingEnds};
 use crate::replication::{NodeId, Side, TopicKey, WorkerEvent};
 use crate::text::shortened;
 
@@ -40,7 +40,7 @@ impl WorkerLoop {
         let (connection, from) = (self.topics.next_connection(), self.endpoint.address().to_vec());
         let Some(topic) = self.topics.outbound(index) else { return };
         let parameters = topic.request(node, connection, self.now.monotonic);
-        let direct = topic.direct_source().and_then(|it| self.endpoint.direct_writer(it));
+        let direct = self.endpoint.direct_writer(topic.device());
         let lanes = self.endpoint.lane_count_for(&parameters);
         let lane_addresses = self.endpoint.further_lane_addresses(lanes);
         let request = ConnectionMessage::ConnectRequest {
@@ -76,6 +76,7 @@ impl WorkerLoop {
             } => {
                 let topic = self.topics.inbound(index);
                 let is_obsolete = topic.is_some_and(|topic| topic.has_obsolete_ring(&from));
+                self.note_ended_ring(index);
                 self.close_inbound_ring(index, is_obsolete);
                 if let Some(topic) = self.topics.inbound(index) {
                     let request =
@@ -164,9 +165,7 @@ impl WorkerLoop {
         addresses: (Vec<u8>, Vec<Vec<u8>>),
     ) -> Result<()> {
         let Some(topic) = self.topics.outbound(index) else { return Ok(()) };
-        let source = topic.direct_source();
-        let may_be_direct = source.is_some_and(|it| self.endpoint.direct_writer(it).is_some());
-        if offer.inline_data > 0 && !may_be_direct {
+        if offer.inline_data > 0 && self.endpoint.direct_writer(topic.device()).is_none() {
             let detail = "offered ring lies in device memory, which this node does not write to";
             return Err(Error::new(CONNECT, ErrorKind::Malformed, detail));
         }
@@ -180,9 +179,8 @@ impl WorkerLoop {
             }
         };
         if let RingForm::Device { probe: Some(probe) } = &form {
-            let device = topic.direct_source().flatten();
+            let device = topic.device();
             if let Err(error) = self.endpoint.transport().begin_probe(ring, probe, device) {
-                topic.note_direct_failure();
                 self.endpoint.transport().port_mut().drop_sender(ring);
                 return Err(error);
             }
@@ -252,6 +250,29 @@ impl WorkerLoop {
             self.events.send(WorkerEvent::Disconnected { key, node, side, reason });
         }
         self.ready(TopicSlot::In(index));
+    }
+
+    /// A topic's ring ends by itself: some of them, and there are no further ones in device memory.
+    pub(super) fn note_ended_ring(&mut self, index: usize) {
+        if let Some(ring) = self.topics.inbound(index).and_then(|topic| topic.direct_ring()) {
+            self.endpoint.direct_ring_ended(ring);
+        }
+    }
+
+    /// The fabric was wrong about device memory: ends all rings with these ends, and keeps their
+    /// memory.
+    pub(super) fn end_direct_rings(&mut self, ends: RingEnds, cause: &str) {
+        for index in 0..self.topics.inbound_end() {
+            let Some(topic) = self.topics.inbound(index) else { continue };
+            if topic.direct_ring().is_none_or(|(found, _)| found != ends) {
+                continue;
+            }
+            if let Some(regions) = topic.take_direct_memory() {
+                self.endpoint.quarantine(regions, self.now.monotonic);
+            }
+            let reason = Error::new("probe ring in device memory", ErrorKind::Failed, cause);
+            self.disconnect_inbound_ring(index, false, reason);
+        }
     }
 
     /// Tells the writer that its ring is not usable any more.

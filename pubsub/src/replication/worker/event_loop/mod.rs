@@ -16,7 +16,6 @@ use super::endpoint::{RenewalReason, WorkerEndpoint};
 use super::ready_queue::ReadyQueue;
 use super::topics::table::{TopicSlot, TopicTable, WorkerTopicKey};
 use super::{Command, WorkerEvent, WorkerEvents, WorkerOptions, nanoseconds};
-use crate::error::{Error, ErrorKind};
 use crate::replication::{ClockReading, Progress, Side, TurnFailure};
 
 /// Idle rounds after which all credit is returned to writers.
@@ -213,24 +212,26 @@ impl WorkerLoop {
         let Some(topic) = self.topics.inbound(index) else { return Progress::default() };
         let progress = match topic.advance(self.now, self.endpoint.transport()) {
             Ok(progress) => {
-                if let Some(ends) = topic.take_passed_probe() {
+                if let Some(passed) = topic.take_passed_probe() {
                     let (_, node) = topic.id();
                     tracing::info!(%node, "the ring in device memory passed its probe");
-                    self.endpoint.probe_passed(ends);
+                    if !self.endpoint.probe_passed(passed) {
+                        self.end_direct_rings(passed.0, "another ring failed its probe");
+                    }
                 }
                 progress
             }
             Err(TurnFailure::Probe(cause)) => {
                 let (_, node) = topic.id();
                 tracing::warn!(%node, cause, "the ring in device memory failed its probe");
-                if let Some(ring) = topic.take_failed_probe() {
-                    self.endpoint.probe_failed(ring, &cause, self.now.monotonic);
+                if let Some((ends, _)) = topic.direct_ring() {
+                    self.endpoint.probe_failed(ends, &cause);
+                    self.end_direct_rings(ends, &cause);
                 }
-                let reason = Error::new("probe ring in device memory", ErrorKind::Failed, cause);
-                self.disconnect_inbound_ring(index, false, reason);
                 Progress { has_moved: true, ..Progress::default() }
             }
             Err(TurnFailure::Connection(reason)) => {
+                self.note_ended_ring(index);
                 self.disconnect_inbound_ring(index, false, reason);
                 Progress { has_moved: true, ..Progress::default() }
             }
@@ -291,6 +292,7 @@ impl WorkerLoop {
             if topic.poll_stall(now, self.endpoint.transport().port()) {
                 let (key, node) = topic.id();
                 tracing::warn!(topic = ?key, %node, "connection with a node stalled");
+                self.note_ended_ring(index);
                 self.handle_fault(node, RenewalReason::ConnectionStalled);
             }
         }

@@ -12,8 +12,8 @@ use gpu::Device;
 use self::stall_detection::{MAX_DOUBLINGS, SendProgress, StallSuspicion, StallVerdict};
 use super::ready_queue::ReadyState;
 use super::{
-    ConnectRequest, Counters, InboundTopicOptions, NodeId, RingEnds, TopicKey, TopicOptions,
-    TopicParameters, WorkerEvent, WorkerEvents,
+    ConnectRequest, Counters, InboundTopicOptions, NodeId, RingEnds, RingExtent, TopicKey,
+    TopicOptions, TopicParameters, WorkerEvent, WorkerEvents,
 };
 use crate::error::{Error, Result};
 use crate::replication::inbound::Inbound;
@@ -76,14 +76,9 @@ impl OutboundTopic {
         self.outbound.advance(now, &mut *self.source, transport)
     }
 
-    /// The device of its source's memory, if its messages may be written to rings in device memory.
-    pub(super) fn direct_source(&self) -> Option<Option<&Device>> {
-        self.outbound.may_write_direct().then_some(self.device.as_ref())
-    }
-
-    /// A ring in device memory could not be written.
-    pub(super) fn note_direct_failure(&mut self) {
-        self.outbound.note_direct_failure();
+    /// The device of its source's memory.
+    pub(super) fn device(&self) -> Option<&Device> {
+        self.device.as_ref()
     }
 
     /// Whether it lacked capacity at its last turn.
@@ -190,12 +185,14 @@ impl OutboundTopic {
     }
 }
 
+/// A ring in device memory: its ends, its extent, and the memory as registered for each lane.
+pub(super) type DirectRing = (RingEnds, RingExtent, Vec<MemoryRegion>);
+
 /// A ring that is offered, and its memory as the topic's device reaches it.
 pub(super) struct RingMemory {
     id: ReceiverId,
     device_access: Option<DeviceAccess>,
-    /// The ends of a ring in device memory, which is registered for each lane.
-    direct: Option<(RingEnds, Vec<MemoryRegion>)>,
+    direct: Option<DirectRing>,
     /// Why a ring of a topic on a device lies in host memory.
     staged: Option<String>,
 }
@@ -212,7 +209,7 @@ impl RingMemory {
     pub(super) fn on_device(
         id: ReceiverId,
         device_access: DeviceAccess,
-        direct: (RingEnds, Vec<MemoryRegion>),
+        direct: DirectRing,
     ) -> Self {
         Self { id, device_access: Some(device_access), direct: Some(direct), staged: None }
     }
@@ -227,6 +224,8 @@ struct InboundRing {
     memory: RingMemory,
     request: ConnectRequest,
     since: u64,
+    /// Messages of the topic that arrived before it.
+    messages_before: u64,
     is_connected: bool,
     /// Difference between the writer's counts and the local ones.
     suspicion: Option<StallSuspicion>,
@@ -325,19 +324,26 @@ impl InboundTopic {
         Some(id)
     }
 
-    /// The ends of its ring in device memory, if the probe has passed since the last call.
-    pub(super) fn take_passed_probe(&mut self) -> Option<RingEnds> {
+    /// The ends and extent of its ring in device memory, if the probe has passed since the last call.
+    pub(super) fn take_passed_probe(&mut self) -> Option<(RingEnds, RingExtent)> {
         if !self.inbound.take_passed_probe() {
             return None;
         }
         let RingMemory { device_access, direct, .. } = &mut self.ring.as_mut()?.memory;
         device_access.iter_mut().for_each(DeviceAccess::end_probe);
-        direct.as_ref().map(|(ends, _)| *ends)
+        direct.as_ref().map(|(ends, extent, _)| (*ends, *extent))
     }
 
-    /// The ends and the memory of its ring, whose probe has failed.
-    pub(super) fn take_failed_probe(&mut self) -> Option<(RingEnds, Vec<MemoryRegion>)> {
-        self.ring.as_mut()?.memory.direct.take()
+    /// The ends of its ring, if that lies in device memory, and whether a message arrived by it.
+    pub(super) fn direct_ring(&self) -> Option<(RingEnds, bool)> {
+        let ring = self.ring.as_ref()?;
+        let (ends, ..) = ring.memory.direct.as_ref()?;
+        Some((*ends, self.inbound.counters().messages > ring.messages_before))
+    }
+
+    /// The memory of its ring, to be kept.
+    pub(super) fn take_direct_memory(&mut self) -> Option<Vec<MemoryRegion>> {
+        self.ring.as_mut()?.memory.direct.take().map(|(.., regions)| regions)
     }
 
     /// The connection of its ring, if there is one.
@@ -376,8 +382,14 @@ impl InboundTopic {
         now: u64,
     ) {
         self.inbound.expect_probe(probe);
-        let (since, is_connected, suspicion) = (now, false, None);
-        self.ring = Some(InboundRing { memory, request, since, is_connected, suspicion });
+        self.ring = Some(InboundRing {
+            memory,
+            request,
+            since: now,
+            messages_before: self.inbound.counters().messages,
+            is_connected: false,
+            suspicion: None,
+        });
     }
 
     /// The ring offered for a connection, not connected yet, and the address of its writer.
