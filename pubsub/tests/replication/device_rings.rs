@@ -1,12 +1,19 @@
 //! Rings in device memory, over a provider inside of this process that can lie about device memory.
 
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fabric::emulated::{Fault, offer};
-use pubsub::replication::{Command, TopicKey, TopicOptions, WorkerOptions};
+use pubsub::replication::{
+    Command, OutgoingMessage, PayloadLocation, Source, TopicKey, TopicOptions, WorkerOptions,
+};
 use transfer::path::DeviceFabric;
 
-use super::support::{Lengths, MemoryKind, Nodes, PublishedLog, TestSource, node, topic};
+use super::support::{
+    Lengths, MemoryKind, Nodes, PublishedLog, TIMEOUT, TestSource, bytes_of, header_of, node, topic,
+};
 use super::{KEY, MIB, disconnect_in_turns, lengths, receive, send};
 
 const DEVICE: MemoryKind = MemoryKind::Emulated;
@@ -83,7 +90,7 @@ fn begin_topic(nodes: &Nodes, key: u64, largest: usize, count: u64) -> impl Fn()
     let key = TopicKey(key);
     receive(nodes, key, 1, DEVICE, &PublishedLog::default());
     let of = move |position: u64| if position.is_multiple_of(2) { largest } else { 64 };
-    let source = TestSource::new(&(std::sync::Arc::new(of) as Lengths), DEVICE, 0, count);
+    let source = TestSource::new(&(Arc::new(of) as Lengths), DEVICE, 0, count);
     let is_done = source.is_done();
     let options = TopicOptions { device: Some(DEVICE.device()), ..topic(largest as u64) };
     let announcer = nodes.of(0).send_topic(key, options, Box::new(source)).unwrap();
@@ -184,4 +191,62 @@ fn broken_connections_lose_no_message() {
     let (sent, received, cause) = report(&nodes);
     assert_eq!((sent, received), (true, true), "{cause:?}");
     nodes.of(0).send(Command::NodeLost(node(1))).unwrap();
+}
+
+/// Messages in memory that grows with each of them, as a pool does.
+struct GrowingSource {
+    importer: gpu::Importer,
+    stream: gpu::Stream,
+    next: u64,
+    released: Arc<AtomicU64>,
+}
+
+const PIECE: u64 = 2 << 20;
+
+impl Source for GrowingSource {
+    fn next(&mut self) -> pubsub::Result<Option<OutgoingMessage>> {
+        if self.next == 6 {
+            return Ok(None);
+        }
+        let piece = DEVICE.device().allocate_shared(PIECE, &[]).unwrap();
+        let (file, length) = piece.export_piece(0).unwrap();
+        self.importer.add(file.as_fd(), length).unwrap();
+        let (position, bytes) = (self.next, bytes_of(self.next, 100_000));
+        // Across two pieces, from the second message on.
+        let begin = (position * PIECE).saturating_sub(50_000);
+        let slice = self.importer.memory().slice(begin, bytes.len() as u64).unwrap();
+        self.stream.upload(&slice, &bytes, TIMEOUT).unwrap();
+        self.next += 1;
+        let header = header_of(position, bytes.len() as u64);
+        Ok(Some(OutgoingMessage { header, place: PayloadLocation::Device(slice) }))
+    }
+
+    fn release(&mut self, through: u64) {
+        self.released.store(through + 1, Ordering::Release);
+    }
+
+    fn release_one(&mut self, _: u64) {}
+}
+
+#[test]
+fn memory_that_grows_is_written_directly() {
+    let mut nodes = Nodes::start(2, &with(Fault::None, DeviceFabric::Probe));
+    let log = PublishedLog::default();
+    receive(&nodes, KEY, 1, DEVICE, &log);
+    let device = DEVICE.device();
+    let released = Arc::new(AtomicU64::new(0));
+    let source = GrowingSource {
+        importer: device.importer(64 << 20).unwrap(),
+        stream: device.stream().unwrap(),
+        next: 0,
+        released: Arc::clone(&released),
+    };
+    let options = TopicOptions { device: Some(device), ..topic(1 << 20) };
+    let announcer = nodes.of(0).send_topic(KEY, options, Box::new(source)).unwrap();
+    nodes.of(0).send(Command::AddDestination(KEY, node(1))).unwrap();
+    announcer.announce_waiter();
+    nodes.until("all messages", |_| released.load(Ordering::Acquire) == 6);
+    log.check(6);
+    assert_eq!(report(&nodes), (true, true, None));
+    assert!(nodes.lost.is_empty(), "{:?}", nodes.reasons);
 }
