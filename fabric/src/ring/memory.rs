@@ -158,9 +158,11 @@ impl RingMemory {
             (HeaderLocation::Headers(offset), Some(headers)) => {
                 let _ = headers.read(offset as usize, &mut bytes);
                 // A header counts once the bytes behind it are there.
-                match ChunkHeader::decode(&bytes) {
-                    Some(header) if self.read_inline(&header).is_none() => bytes.fill(0),
-                    _ => {}
+                if self.geometry.inline_data() > 0
+                    && let Some(header) = ChunkHeader::decode(&bytes)
+                    && self.read_inline(&header).is_none()
+                {
+                    bytes.fill(0);
                 }
                 Ok(())
             }
@@ -169,7 +171,7 @@ impl RingMemory {
         bytes
     }
 
-    /// The bytes of the application behind a separate header, if they have arrived.
+    /// The bytes of the writer behind a separate header, if they have arrived.
     fn read_inline(&self, header: &ChunkHeader) -> Option<Vec<u8>> {
         let (geometry, Some(headers)) = (&self.geometry, &self.headers) else { return None };
         if geometry.inline_data() == 0 {

@@ -11,6 +11,7 @@ use ipc::Layout;
 use transfer::{Buffer, device_memory};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::replication::PayloadLocation;
 use crate::replication::outbound::BATCH_BUFFER_LENGTH;
 use crate::replication::probe::RingProbe;
 use crate::replication::slab::Slab;
@@ -104,7 +105,7 @@ impl<M: fabric::Memory> LaneRegistrations<M> {
     }
 }
 
-/// A range of device memory with its registrations. All ranges share one handle of the memory.
+/// A range of device memory with its registrations.
 struct DeviceRegistrations {
     buffer: Arc<Buffer>,
     range: Range<u64>,
@@ -116,20 +117,11 @@ impl DeviceRegistrations {
         Self { buffer, range, regions: LaneRegions::default() }
     }
 
-    fn whole(memory: &Memory) -> Self {
-        Self::new(Arc::new(Buffer::Device(memory.clone())), 0..memory.length())
-    }
-
     fn get(&mut self, lane: usize, port: &Port) -> fabric::Result<&MemoryRegion> {
         let (buffer, range) = (&self.buffer, self.range.clone());
         self.regions.get(lane, port, |domain| {
             device_memory::register_range(domain, Arc::clone(buffer), range, Access::WRITE)
         })
-    }
-
-    /// Whether another part of the process has a handle of the memory.
-    fn is_in_use(&self) -> bool {
-        matches!(&*self.buffer, Buffer::Device(memory) if memory.is_shared())
     }
 }
 
@@ -169,7 +161,8 @@ impl ProbeSource {
         let memory = device.allocate_shared(length, &[]).map_err(of_device)?;
         let to = memory.slice(0, length).map_err(of_device)?;
         let copied = streams.copy(device, &to, &from.slice(0, length)?)?;
-        let memory = DeviceRegistrations::whole(&memory);
+        let buffer = Arc::new(Buffer::Device(memory));
+        let memory = DeviceRegistrations::new(buffer, 0..length);
         Ok(Self::Device(Box::new(ProbeOnDevice { memory, copied, _from: from })))
     }
 
@@ -308,9 +301,52 @@ fn missing(object: &str) -> Error {
 
 /// A registered range of a memory.
 struct RegisteredRange {
-    end: u64,
-    start: u64,
-    span: LaneRegistrations<MappedSpan>,
+    range: Range<u64>,
+    span: RegisteredSpan,
+}
+
+/// The memory of a range. All ranges of a memory share one handle of it.
+enum RegisteredSpan {
+    Host(LaneRegistrations<MappedSpan>),
+    Device(DeviceRegistrations),
+}
+
+impl RegisteredSpan {
+    /// A range of a payload's memory, of which this may be an earlier one. None for host memory that
+    /// the CPU does not reach.
+    fn new(payload: &PayloadLocation, first: Option<&Self>, range: &Range<u64>) -> Option<Self> {
+        let memory = payload.slice().memory();
+        if let PayloadLocation::Device(_) = payload {
+            let buffer = match first {
+                Some(Self::Device(first)) => Arc::clone(&first.buffer),
+                _ => Arc::new(Buffer::Device(memory.clone())),
+            };
+            return Some(Self::Device(DeviceRegistrations::new(buffer, range.clone())));
+        }
+        let held = match first {
+            Some(Self::Host(first)) => first.memory.memory(),
+            _ => Arc::new(memory.clone()),
+        };
+        let span = MappedSpan::new(held, range.start, range.end - range.start);
+        span.map(|span| Self::Host(LaneRegistrations::new(span)))
+    }
+
+    fn get(&mut self, lane: usize, port: &Port) -> fabric::Result<&MemoryRegion> {
+        match self {
+            Self::Host(span) => span.get(lane, port),
+            Self::Device(span) => span.get(lane, port),
+        }
+    }
+
+    /// Whether another part of the process has a handle of the memory.
+    fn is_in_use(&self) -> bool {
+        match self {
+            Self::Host(span) => span.memory.memory().is_shared(),
+            Self::Device(span) => {
+                matches!(&*span.buffer, Buffer::Device(memory) if memory.is_shared())
+            }
+        }
+    }
 }
 
 /// Memory of sources that messages are written from directly. Each range is registered once; memory
@@ -318,87 +354,45 @@ struct RegisteredRange {
 #[derive(Default)]
 pub(super) struct RegistrationCache {
     memories: HashMap<usize, Vec<RegisteredRange>>,
-    /// Device memory that is written from directly.
-    of_devices: HashMap<usize, Vec<DeviceRegistrations>>,
 }
 
 impl RegistrationCache {
-    /// The bytes from `at` of a slice, up to the end of one registration, as a region of a lane.
+    /// The bytes from `at` of a payload, up to the end of one registration, as a region of a lane.
     pub(super) fn part(
         &mut self,
-        slice: &Slice,
+        payload: &PayloadLocation,
         at: u64,
         lane: usize,
         port: &Port,
     ) -> Result<RegionSlice> {
         let operation = "write message without copying";
+        let slice = payload.slice();
         let (memory, from) = (slice.memory(), slice.offset() + at);
         let until = slice.offset() + slice.length();
         let ranges = self.memories.entry(memory.identity()).or_default();
-        let known = ranges.iter().position(|one| (one.start..one.end).contains(&from));
+        let known = ranges.iter().position(|one| one.range.contains(&from));
         if known.is_none() {
-            let start = ranges.last().map_or(0, |last| last.end);
-            let end = memory.length();
-            let held = ranges.first().map(|first| first.span.memory.memory());
-            let held = held.unwrap_or_else(|| Arc::new(memory.clone()));
-            let span = MappedSpan::new(held, start, end.saturating_sub(start));
-            let Some(span) = span.filter(|_| (start..end).contains(&from)) else {
+            let start = ranges.last().map_or(0, |last| last.range.end);
+            let range = start..memory.length();
+            let first = ranges.first().map(|first| &first.span);
+            let span = range.contains(&from).then(|| RegisteredSpan::new(payload, first, &range));
+            let Some(span) = span.flatten() else {
                 let detail = "the CPU cannot access the memory";
                 return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
             };
-            ranges.push(RegisteredRange { start, end, span: LaneRegistrations::new(span) });
+            ranges.push(RegisteredRange { range, span });
         }
         let newest = ranges.len() - 1;
-        let registered = &mut ranges[known.unwrap_or(newest)];
-        let range = (from - registered.start) as usize
-            ..(until.min(registered.end) - registered.start) as usize;
-        let region =
-            registered.span.get(lane, port).map_err(|error| Error::of(operation, error))?;
-        region.slice(range).map_err(|error| Error::of(operation, error))
-    }
-
-    /// The bytes from `at` of a slice of device memory, up to the end of one registration, as a region
-    /// of a lane. Memory that grows gets more registrations.
-    pub(super) fn device_part(
-        &mut self,
-        slice: &Slice,
-        at: u64,
-        lane: usize,
-        port: &Port,
-    ) -> Result<RegionSlice> {
-        let of_fabric = |error| Error::of("write message from device memory", error);
-        let (memory, from) = (slice.memory(), slice.offset() + at);
-        let ranges = self.of_devices.entry(memory.identity()).or_default();
-        let known = ranges.iter().position(|it| it.range.contains(&from));
-        let index = known.unwrap_or_else(|| {
-            let start = ranges.last().map_or(0, |last| last.range.end);
-            let added = match ranges.first() {
-                None => DeviceRegistrations::whole(memory),
-                Some(first) => {
-                    DeviceRegistrations::new(Arc::clone(&first.buffer), start..memory.length())
-                }
-            };
-            ranges.push(added);
-            ranges.len() - 1
-        });
-        let registered = &mut ranges[index];
-        let Range { start, end } = registered.range;
-        let until = (slice.offset() + slice.length()).min(end);
-        let region = registered.get(lane, port).map_err(of_fabric)?;
-        // Of a range that does not contain it, an empty one is refused.
-        let range = from.saturating_sub(start) as usize..until.saturating_sub(start) as usize;
-        region.slice(range).map_err(of_fabric)
+        let RegisteredRange { range, span } = &mut ranges[known.unwrap_or(newest)];
+        let part = (from - range.start) as usize..(until.min(range.end) - range.start) as usize;
+        let region = span.get(lane, port).map_err(|error| Error::of(operation, error))?;
+        region.slice(part).map_err(|error| Error::of(operation, error))
     }
 
     /// Releases memory that no other part of the process has a handle to.
     pub(super) fn release_unused(&mut self) {
-        let is_in_use = |ranges: &[DeviceRegistrations]| {
-            ranges.first().is_some_and(DeviceRegistrations::is_in_use)
-        };
-        self.of_devices.retain(|_, ranges| is_in_use(ranges));
-        self.memories.retain(|_, ranges| {
-            ranges.first().is_some_and(|first| first.span.memory.memory().is_shared())
-        });
+        self.memories
+            .retain(|_, ranges| ranges.first().is_some_and(|first| first.span.is_in_use()));
     }
 }
 

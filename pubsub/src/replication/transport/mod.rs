@@ -233,16 +233,7 @@ impl OutboundTransport for Transport {
             Part::Direct(payload) => {
                 let written = message.written();
                 let from = written - at;
-                let registrations = &mut self.registrations;
-                let part = match payload {
-                    PayloadLocation::Host(slice) => {
-                        registrations.part(slice, from, lane, &self.port)?
-                    }
-                    PayloadLocation::Device(slice) => {
-                        registrations.device_part(slice, from, lane, &self.port)?
-                    }
-                };
-                (part, written)
+                (self.registrations.part(payload, from, lane, &self.port)?, written)
             }
             Part::Probe { offset, length } => {
                 let source = self.probes.get_mut(&ring).ok_or_else(no_probe)?;
@@ -468,9 +459,7 @@ impl InboundTransport for RingInput<'_> {
             if length > 0 {
                 let piece = memory.slice(from, length).map_err(copy_in_failed)?;
                 let to = mirror.slice(from, length)?;
-                let copied = self.into.copy(memory.mapped_for(), &to, &piece);
-                // The copy of the end, if begun, keeps its memory.
-                last = Some(copied?);
+                last = Some(self.into.copy(memory.mapped_for(), &to, &piece)?);
             }
         }
         last.map(CopyHandle::Device).ok_or_else(no_probe)

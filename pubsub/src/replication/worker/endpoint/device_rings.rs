@@ -46,9 +46,9 @@ impl RingExtent {
     }
 }
 
-/// What is known about rings with the same ends.
+/// What happened to rings with the same ends.
 #[derive(Debug, Clone, Default)]
-struct Experience {
+struct RingHistory {
     /// The largest ring whose probe has passed.
     passed: Option<RingExtent>,
     /// Why a probe failed, which is final.
@@ -68,7 +68,7 @@ pub(super) enum Beginning {
 #[derive(Debug)]
 pub(super) struct DeviceRings {
     facts: FabricFacts,
-    known: HashMap<RingEnds, Experience>,
+    histories: HashMap<RingEnds, RingHistory>,
     /// Memory of rings whose probes failed, and until when it is kept.
     quarantined: VecDeque<(u64, Vec<MemoryRegion>)>,
 }
@@ -77,13 +77,13 @@ fn text_of(registration: &Registration) -> String {
     match registration {
         Registration::Refused { cause } => cause.clone(),
         Registration::Off => format!("{} is off", DeviceFabric::VARIABLE),
-        _ => "the provider was opened without device memory".to_owned(),
+        _ => "the provider has no device memory (FI_HMEM)".to_owned(),
     }
 }
 
 impl DeviceRings {
     pub(super) fn new(facts: FabricFacts) -> Self {
-        Self { facts, known: HashMap::new(), quarantined: VecDeque::new() }
+        Self { facts, histories: HashMap::new(), quarantined: VecDeque::new() }
     }
 
     pub(super) fn setting(&self) -> DeviceFabric {
@@ -128,46 +128,48 @@ impl DeviceRings {
         };
         let ends = RingEnds { node, writer: writer.memory(), reader: Self::end_of(Some(device)) };
         let is_probed = self.facts.setting() == DeviceFabric::Probe || writer.probes();
-        let known = match self.known.get(&ends) {
-            Some(known) => known.clone(),
-            None if self.known.keys().filter(|it| it.node == node).count() >= MAX_ENDS_OF_NODE => {
+        let history = match self.histories.get(&ends) {
+            Some(history) => history.clone(),
+            None if self.histories.keys().filter(|it| it.node == node).count()
+                >= MAX_ENDS_OF_NODE =>
+            {
                 return Err("the node has too many kinds of memory".to_owned());
             }
-            None => Experience::default(),
+            None => RingHistory::default(),
         };
-        if let Some(cause) = known.failed {
+        if let Some(cause) = history.failed {
             return Err(cause);
         }
-        if known.broken >= MAX_BROKEN {
-            let count = known.broken;
+        if history.broken >= MAX_BROKEN {
+            let count = history.broken;
             return Err(format!("{count} rings in device memory ended before a message arrived"));
         }
         if is_probed && self.quarantined.len() >= MAX_QUARANTINED {
             return Err("too many probes failed within a minute".to_owned());
         }
-        let is_known = known.passed.is_some_and(|passed| passed.includes(extent));
+        let is_known = history.passed.is_some_and(|passed| passed.includes(extent));
         let beginning = if is_probed && !is_known { Beginning::Probe } else { Beginning::Messages };
         Ok((ends, beginning))
     }
 
     /// The probe of a ring has passed. False if another one with the same ends has failed meanwhile.
     pub(super) fn probe_passed(&mut self, ends: RingEnds, extent: RingExtent) -> bool {
-        let known = self.known.entry(ends).or_default();
-        if known.passed.is_none_or(|passed| extent.includes(passed)) {
-            known.passed = Some(extent);
+        let history = self.histories.entry(ends).or_default();
+        if history.passed.is_none_or(|passed| extent.includes(passed)) {
+            history.passed = Some(extent);
         }
-        known.failed.is_none()
+        history.failed.is_none()
     }
 
     /// The bytes of a probe were not there.
     pub(super) fn probe_failed(&mut self, ends: RingEnds, cause: String) {
-        self.known.entry(ends).or_default().failed.get_or_insert(cause);
+        self.histories.entry(ends).or_default().failed.get_or_insert(cause);
     }
 
     /// A ring ended by itself, after a message had arrived by it or not.
     pub(super) fn ring_ended(&mut self, ends: RingEnds, has_messages: bool) {
-        let known = self.known.entry(ends).or_default();
-        known.broken = if has_messages { 0 } else { known.broken.saturating_add(1) };
+        let history = self.histories.entry(ends).or_default();
+        history.broken = if has_messages { 0 } else { history.broken.saturating_add(1) };
     }
 
     /// Keeps the memory of a ring whose probe failed.
@@ -183,7 +185,7 @@ impl DeviceRings {
 
     /// A node disconnected: the next one with its name may use another card or provider.
     pub(super) fn node_lost(&mut self, node: NodeId) {
-        self.known.retain(|ends, _| ends.node != node);
+        self.histories.retain(|ends, _| ends.node != node);
     }
 }
 
@@ -289,6 +291,6 @@ mod tests {
         let without = DeviceRings::new(FabricFacts::new(on, false, None));
         assert_eq!(without.as_writer(Some(&device())), None);
         let cause = without.beginning(NODE, None, (&device(), SMALL)).unwrap_err();
-        assert_eq!(cause, "the provider was opened without device memory");
+        assert_eq!(cause, "the provider has no device memory (FI_HMEM)");
     }
 }

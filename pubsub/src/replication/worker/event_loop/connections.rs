@@ -252,7 +252,8 @@ impl WorkerLoop {
         self.ready(TopicSlot::In(index));
     }
 
-    /// A topic's ring ends by itself: some of them, and there are no further ones in device memory.
+    /// Counts a topic's ring that ends, if it lies in device memory: after too many of them without a
+    /// message, further rings lie in host memory.
     pub(super) fn note_ended_ring(&mut self, index: usize) {
         if let Some(ring) = self.topics.inbound(index).and_then(|topic| topic.direct_ring()) {
             self.endpoint.direct_ring_ended(ring);
