@@ -155,7 +155,10 @@ fn wait_for(agent: &mut Agent, tag: u64) -> Result<Notice> {
     loop {
         match agent.next_event(TIMEOUT)? {
             Event::Notice { notice, .. } if notice.tag == tag => return Ok(notice),
-            Event::Left { label, .. } => return Err(format!("\"{label}\" has left").into()),
+            // Other agents, such as that of `fabricast paths --explain`, may come and go.
+            Event::Left { label, is_dead: true, .. } => {
+                return Err(format!("\"{label}\" has ended").into());
+            }
             _ => {}
         }
     }

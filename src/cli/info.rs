@@ -4,6 +4,8 @@
 mod devices;
 mod providers;
 
+use std::net::IpAddr;
+
 use clap::builder::PossibleValuesParser;
 use fabric::{Choice, Locality, MemoryKind, Policy, Requirements, Version};
 use serde::Serialize;
@@ -32,9 +34,10 @@ pub(crate) struct Arguments {
     /// Providers to prefer (NAME), require (=NAME) or deny (^NAME), separated by commas
     #[arg(long, value_name = "POLICY", default_value = "")]
     policy: Policy,
-    /// Bind to this local address
-    #[arg(long, value_name = "ADDRESS")]
-    source: Option<String>,
+    /// Reach other machines from here: an address of this machine, a subnet (10.1.0.0/16), or an
+    /// interface (ib0)
+    #[arg(long, value_name = "ADDRESS|SUBNET|INTERFACE", value_parser = parse_source)]
+    source: Option<IpAddr>,
     /// Select a provider for these peers only
     #[arg(long, value_parser = PossibleValuesParser::new(["same-machine", "other-machines"]))]
     reach: Option<String>,
@@ -69,8 +72,12 @@ struct Document<'a> {
     devices: Devices,
 }
 
+fn parse_source(text: &str) -> std::result::Result<IpAddr, String> {
+    fabric::local_address(text).map_err(|error| error.detail().unwrap_or_default().to_owned())
+}
+
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let survey = ProviderSurvey::take(arguments.source.as_deref())?;
+    let survey = ProviderSurvey::take(arguments.source)?;
     choices::warn_unknown_providers(&arguments.policy, survey.providers());
     let entries = survey.named(arguments.provider.as_deref())?;
     let reaches = match arguments.reach.as_deref() {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fabricast::ipc::WaitStrategy;
 use fabricast::launch::Group;
-use fabricast::transfer::PeerId;
+use fabricast::transfer::{Event, Notice, PeerId};
 
 use crate::start_up::{StartUp, resident_memory};
 use crate::{CommonOptions, Result, watchdog};
@@ -83,6 +83,23 @@ impl Job {
             #[cfg(feature = "mpi")]
             mpi,
         })
+    }
+
+    /// The next notice of another rank. Other agents, such as that of `fabricast paths --explain`, may
+    /// come and go.
+    ///
+    /// # Errors
+    /// If a rank has left, or no notice arrives in time.
+    pub fn next_notice(&mut self, timeout: Duration) -> Result<Notice> {
+        loop {
+            match self.group.agent().next_event(timeout)? {
+                Event::Notice { notice, .. } => return Ok(notice),
+                Event::Left { from, label, .. } if self.group.rank_of(from).is_some() => {
+                    return Err(format!("wait for ranks failed: \"{label}\" has left").into());
+                }
+                _ => {}
+            }
+        }
     }
 
     /// The timeout of each wait.

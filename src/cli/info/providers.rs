@@ -1,5 +1,7 @@
 //! All offers of libfabric.
 
+use std::net::IpAddr;
+
 use fabric::{
     Capabilities, Caps, Choice, EndpointKind, ErrorKind, MrMode, Offer, Order, Policy, Progress,
     Query, Requirements, select,
@@ -42,7 +44,7 @@ pub(crate) struct ProviderSurvey {
 }
 
 impl ProviderSurvey {
-    pub(crate) fn take(source: Option<&str>) -> Result<Self> {
+    pub(crate) fn take(source: Option<IpAddr>) -> Result<Self> {
         let mut entries: Vec<ProviderEntry> = Vec::new();
         let mut all_device = Vec::new();
         for kind in [EndpointKind::Rdm, EndpointKind::Msg] {
@@ -120,9 +122,9 @@ impl ProviderSurvey {
     }
 }
 
-fn query_offers(kind: EndpointKind, caps: Caps, source: Option<&str>) -> Result<Vec<Offer>> {
+fn query_offers(kind: EndpointKind, caps: Caps, source: Option<IpAddr>) -> Result<Vec<Offer>> {
     let query = Query::new(kind).caps(caps);
-    let query = source.into_iter().fold(query, Query::source);
+    let query = source.into_iter().fold(query, Query::interface);
     match query.offers() {
         Err(error) if error.kind() == ErrorKind::NoProvider => Ok(Vec::new()),
         offers => Ok(offers?),

@@ -165,7 +165,7 @@ impl Transposition {
         for put in puts {
             agent.wait(put, timeout)?;
         }
-        self.arrivals.wait(agent, self.count, self.routes.len() as u32, timeout)?;
+        self.arrivals.wait(job, self.count, self.routes.len() as u32, timeout)?;
         let moved = start.elapsed();
         self.count += 1;
         let mut bytes = vec![0; size_of_val(matrix)];

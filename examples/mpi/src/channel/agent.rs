@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fabricast::gpu::Block;
 use fabricast::transfer::path::Policy;
-use fabricast::transfer::{Event, Notice, Region, Rights, Route, Token};
+use fabricast::transfer::{Notice, Region, Rights, Route, Token};
 
 use super::{Channel, Slots};
 use crate::memory::{Location, Memory};
@@ -80,11 +80,8 @@ impl Channel for AgentChannel {
     fn receive(&mut self, job: &mut Job, count: usize, _bytes: usize) -> Result<()> {
         self.received += count as u64;
         while self.arrived < self.received {
-            match job.group.agent().next_event(self.timeout)? {
-                Event::Notice { .. } => self.arrived += 1,
-                Event::Left { label, .. } => return Err(format!("\"{label}\" has left").into()),
-                _ => {}
-            }
+            job.next_notice(self.timeout)?;
+            self.arrived += 1;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fabricast::gpu::Block;
 use fabricast::transfer::path::Policy;
-use fabricast::transfer::{Event, Notice, Region, Rights, Route, Token};
+use fabricast::transfer::{Notice, Region, Rights, Route, Token};
 use mpi_examples::memory::{Location, Memory};
 use mpi_examples::{CommonOptions, Job, Result, pattern};
 
@@ -138,17 +138,13 @@ impl Exchange for FacePuts {
             self.tokens.push(agent.put(route, &[block], Some(notice))?);
         }
         while self.arrived[(self.step % 2) as usize] < SIDES {
-            match agent.next_event(self.timeout)? {
-                Event::Notice { notice, .. } => {
-                    if !(self.step..self.step + 2).contains(&notice.tag) {
-                        return Err(format!("unexpected notice of step {}", notice.tag).into());
-                    }
-                    self.arrived[(notice.tag % 2) as usize] += 1;
-                }
-                Event::Left { label, .. } => return Err(format!("\"{label}\" has left").into()),
-                _ => {}
+            let notice = job.next_notice(self.timeout)?;
+            if !(self.step..self.step + 2).contains(&notice.tag) {
+                return Err(format!("unexpected notice of step {}", notice.tag).into());
             }
+            self.arrived[(notice.tag % 2) as usize] += 1;
         }
+        let agent = job.group.agent();
         for token in self.tokens.drain(..) {
             agent.wait(token, self.timeout)?;
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use fabricast::gpu::{CopyMethod, DEFAULT_TIMEOUT, Memory as DeviceMemory};
 use fabricast::transfer::path::{Path, Policy};
-use fabricast::transfer::{Agent, Event, Notice, Region, Rights, Route, Strided, Token};
+use fabricast::transfer::{Agent, Notice, Region, Rights, Route, Strided, Token};
 use mpi_examples::memory::{Location, Memory};
 use mpi_examples::{Job, Result};
 
@@ -98,12 +98,7 @@ impl PutExchange {
         self.shape.length() as u64 * CELL
     }
 
-    fn record(&mut self, event: Event) -> Result<()> {
-        let notice = match event {
-            Event::Notice { notice, .. } => notice,
-            Event::Left { label, .. } => return Err(format!("\"{label}\" has left").into()),
-            _ => return Ok(()),
-        };
+    fn record(&mut self, notice: &Notice) -> Result<()> {
         let (step, direction) = (notice.tag >> 3, notice.tag & 7);
         let bit = 1 << direction;
         let arrived = &mut self.arrived[(step % 2) as usize];
@@ -173,14 +168,14 @@ impl Exchange for PutExchange {
     }
 
     fn exchange(&mut self, job: &mut Job) -> Result<()> {
-        let agent = job.group.agent();
-        self.put_faces(agent)?;
+        self.put_faces(job.group.agent())?;
         let array = self.array();
         while self.arrived[array] != ALL {
-            let event = agent.next_event(self.timeout)?;
-            self.record(event)?;
+            let notice = job.next_notice(self.timeout)?;
+            self.record(&notice)?;
         }
         // Its faces were read: their array can be written.
+        let agent = job.group.agent();
         for token in self.tokens.drain(..) {
             agent.wait(token, self.timeout)?;
         }

@@ -67,7 +67,7 @@ impl GhostRows {
         for put in puts {
             agent.wait(put, timeout)?;
         }
-        self.arrivals.wait(agent, step, self.neighbours.len() as u32, timeout)?;
+        self.arrivals.wait(job, step, self.neighbours.len() as u32, timeout)?;
         let mut bytes = vec![0; row as usize];
         let targets = slab.ghosts_mut();
         for (side, _) in &self.neighbours {
