@@ -74,7 +74,8 @@ impl GroupOptions {
     }
 
     /// The options of [`new`](Self::new), changed by these variables of the environment: those of
-    /// [`NodeOptions::from_environment`] with the same meaning.
+    /// [`NodeOptions::from_environment`] with the same meaning. A provider is required, not preferred:
+    /// ranks with different providers do not reach each other.
     ///
     /// | variable | sets |
     /// |---|---|
@@ -91,11 +92,7 @@ impl GroupOptions {
         let node = NodeOptions::from_environment().map_err(invalid)?;
         let network = NetworkOptions::from_environment().map_err(invalid)?;
         let mut options = Self::new().directory(&node.directory).label(&node.label);
-        if let Some(provider) = network.provider {
-            options.providers = provider.parse().map_err(|error: fabric::Error| {
-                Error::caused_by("read group options", ErrorKind::InvalidArgument, error)
-            })?;
-        }
+        options.providers = network.policy().map_err(invalid)?;
         (options.source, options.insecure) = (network.source, network.insecure);
         Ok(options)
     }

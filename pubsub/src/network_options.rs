@@ -63,12 +63,22 @@ impl NetworkOptions {
     /// Maximum of [workers](Self::workers).
     pub const MAX_WORKERS: u32 = 16;
 
-    /// Which providers may be used.
-    pub(crate) fn policy(&self) -> Result<Policy> {
+    /// Which providers may be used: `NAME` requires like `=NAME`, since nodes with different providers
+    /// do not interoperate.
+    ///
+    /// ```
+    /// use pubsub::NetworkOptions;
+    /// let options = NetworkOptions { provider: Some("verbs".into()), ..NetworkOptions::default() };
+    /// assert_eq!(options.policy()?.to_string(), "=verbs");
+    /// # Ok::<(), pubsub::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument), if [`provider`](Self::provider) is no policy.
+    pub fn policy(&self) -> Result<Policy> {
         let Some(text) = &self.provider else { return Ok(Policy::default()) };
         let read = || {
             let mut policy: Policy = text.parse()?;
-            // Nodes with different providers do not interoperate: no other one may replace it.
             policy.require.append(&mut policy.prefer);
             policy.check().map(|()| policy)
         };
