@@ -667,8 +667,8 @@ fabricast_status fabricast_agent_close(fabricast_agent *agent, fabricast_timeout
 /*
  * The card of the agent: bytes by which peers connect to it. The program sends them by any means,
  * such as a file or MPI, through a channel that it trusts: the card contains the descriptors of
- * published regions. Without a buffer (NULL and 0) only the length is returned;
- * FABRICAST_E_TOO_LONG, and nothing, if the buffer is too small.
+ * published regions. With a few regions it is shorter than 4096 bytes. Without a buffer (NULL and 0)
+ * only the length is returned; FABRICAST_E_TOO_LONG, and nothing, if the buffer is too small.
  */
 fabricast_status fabricast_agent_card(fabricast_agent *agent, void *buffer, size_t capacity,
                                       size_t *length);
@@ -771,8 +771,8 @@ fabricast_status fabricast_agent_route_to(fabricast_agent *agent, fabricast_peer
                                           const char *name, fabricast_region *local,
                                           fabricast_timeout timeout, fabricast_route **route);
 
-/* Name of its path; why it is not a better one, if one was expected, else ""; and a line for each
- * path with its verdict. Valid until the route is closed. */
+/* Name of its path; a word for why it is not a better one, such as "no-mapping", if one was expected,
+ * else ""; and a line of text for each path with its verdict. Valid until the route is closed. */
 fabricast_status fabricast_route_path(fabricast_route *route, const char **path);
 fabricast_status fabricast_route_fallback(fabricast_route *route, const char **reason);
 fabricast_status fabricast_route_explain(fabricast_route *route, const char **text);

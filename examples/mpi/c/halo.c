@@ -31,6 +31,7 @@ enum { NORTH, SOUTH, WEST, EAST, SIDES }; /* side ^ 1 is the opposite one */
  * neighbour, and its edge comes into the halo. */
 struct side {
     int neighbour;
+    uint8_t identity[16]; /* of its agent */
     uint64_t tile[2], edge[2], halo[2];
     fabricast_route *route;
     fabricast_strided rows;   /* the edge here, and the halo there */
@@ -39,7 +40,7 @@ struct side {
 
 struct card {
     uint64_t length;
-    unsigned char bytes[8192 - sizeof(uint64_t)];
+    unsigned char bytes[4096 - sizeof(uint64_t)];
 };
 
 static int rank, ranks;
@@ -55,6 +56,22 @@ static void check(fabricast_status status)
     if (status != FABRICAST_OK) {
         fprintf(stderr, "rank %d: %s\n", rank, fabricast_error_message());
         MPI_Abort(MPI_COMM_WORLD, 1);
+    }
+}
+
+/* MPI that this program was not built for starts each rank as a job of one. */
+static void check_launcher(void)
+{
+    static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"};
+    size_t it;
+
+    for (it = 0; it < sizeof names / sizeof *names; it++) {
+        const char *size = getenv(names[it]);
+        if (size != NULL && atoi(size) > ranks) {
+            fprintf(stderr, "MPI_Init failed: 1 rank, but %s is %s. Start the program with the mpirun "
+                            "of the MPI that it was built for\n", names[it], size);
+            MPI_Abort(MPI_COMM_WORLD, 1);
+        }
     }
 }
 
@@ -138,6 +155,7 @@ static void connect_neighbours(fabricast_region *region)
     for (side = 0; side < SIDES; side++) {
         struct side *it = &sides[side];
         const struct side *opposite = &sides[side ^ 1];
+        fabricast_card_info info;
         fabricast_peer peer;
 
         it->send = type_of(it->tile, it->edge);
@@ -146,12 +164,30 @@ static void connect_neighbours(fabricast_region *region)
             continue;
         check(fabricast_agent_connect(agent, cards[it->neighbour].bytes,
                                       cards[it->neighbour].length, TIMEOUT, &peer));
+        check(fabricast_card_info_of(cards[it->neighbour].bytes, cards[it->neighbour].length, &info,
+                                     sizeof info));
+        memcpy(it->identity, info.identity, sizeof it->identity);
         check(fabricast_agent_route_to(agent, peer, "field", region, TIMEOUT, &it->route));
         check(fabricast_strided_tile(&it->rows, sizeof it->rows, FABRICAST_ORDER_C,
                                      sizeof(double), 2, it->tile, extents, it->edge, extents,
                                      opposite->halo));
     }
     free(cards);
+}
+
+/* A neighbour that ended sends nothing more. Other agents, such as that of
+ * `fabricast paths --explain`, may come and go. */
+static void check_neighbour(const fabricast_agent_event *event)
+{
+    int side;
+
+    for (side = 0; side < SIDES; side++) {
+        const struct side *it = &sides[side];
+        if (it->route != NULL && memcmp(it->identity, event->from, sizeof it->identity) == 0) {
+            fprintf(stderr, "rank %d: wait for rank %d failed: it has left\n", rank, it->neighbour);
+            MPI_Abort(MPI_COMM_WORLD, 1);
+        }
+    }
 }
 
 static void exchange_by_puts(double *field, int step)
@@ -179,6 +215,8 @@ static void exchange_by_puts(double *field, int step)
         check(fabricast_agent_next_event(agent, TIMEOUT, &event, sizeof event));
         if (event.kind == FABRICAST_AGENT_EVENT_NOTICE)
             arrived[event.tag % 2]++;
+        else if (event.kind == FABRICAST_AGENT_EVENT_LEFT)
+            check_neighbour(&event);
     }
     arrived[step % 2] = 0;
 }
@@ -219,6 +257,22 @@ static unsigned long wrong_halos(const double *field, const int place[2])
                 wrong += field[row * extents[1] + column] != value(place, (int)row, (int)column);
     }
     return wrong;
+}
+
+/* By which paths rank 0 reaches its neighbours, and why not by better ones. */
+static void print_paths(void)
+{
+    const char *path, *fallback;
+    int side;
+
+    for (side = 0; side < SIDES; side++) {
+        if (sides[side].route == NULL)
+            continue;
+        check(fabricast_route_path(sides[side].route, &path));
+        check(fabricast_route_fallback(sides[side].route, &fallback));
+        printf("halo (C): rank 0 to rank %d by %s%s%s\n", sides[side].neighbour, path,
+               *fallback != 0 ? "; no better path: " : "", fallback);
+    }
 }
 
 /* Computes all steps from the beginning. Returns the seconds of an exchange. */
@@ -272,6 +326,7 @@ int main(int count, char **arguments)
     MPI_Init(&count, &arguments);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    check_launcher();
     rows = number(count, arguments, 1, 256);
     columns = number(count, arguments, 2, 256);
     steps = number(count, arguments, 3, 100);
@@ -289,6 +344,8 @@ int main(int count, char **arguments)
     check(fabricast_region_register(agent, memory, FABRICAST_WRITE, &region));
     check(fabricast_agent_publish(agent, "field", region));
     connect_neighbours(region);
+    if (rank == 0)
+        print_paths();
     fields = address;
 
     seconds[0] = run(fields, place, exchange_by_puts, &mistakes);

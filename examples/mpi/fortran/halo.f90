@@ -21,12 +21,13 @@ program halo
     ! The sides of the field: the opposite of an odd one is the next, that of an even one the last.
     integer, parameter :: SIDES = 4
     integer, parameter :: OPPOSITE(SIDES) = [2, 1, 4, 3]
-    integer, parameter :: CARD = 8192
+    integer, parameter :: CARD = 4096
     integer(c_int64_t), parameter :: BYTES = storage_size(0.0_c_double) / 8
 
     ! A side. Origins are elements before it, of the array with its halo.
     type side_type
         integer :: neighbour
+        integer(c_int8_t) :: identity(16)  ! of its agent
         integer(c_int64_t), dimension(2) :: tile, edge, halo
         type(fabricast_route) :: route
         type(fabricast_strided) :: rows    ! the edge here, and the halo there
@@ -50,6 +51,8 @@ program halo
     call MPI_Init()
     call MPI_Comm_rank(MPI_COMM_WORLD, rank)
     call MPI_Comm_size(MPI_COMM_WORLD, ranks)
+    call check_launcher('OMPI_COMM_WORLD_SIZE')
+    call check_launcher('PMI_SIZE')
     timeout = fabricast_seconds(60)
     rows = argument(1, 256)
     columns = argument(2, 256)
@@ -102,6 +105,21 @@ contains
         integer(c_int32_t), intent(in) :: status
         if (status == FABRICAST_OK) return
         write (error_unit, '(a, i0, 2a)') 'rank ', rank, ': ', fabricast_message()
+        call MPI_Abort(MPI_COMM_WORLD, 1)
+    end subroutine
+
+    ! MPI that this program was not built for starts each rank as a job of one.
+    subroutine check_launcher(variable)
+        character(*), intent(in) :: variable
+        character(16) :: text
+        integer :: started, error
+
+        call get_environment_variable(variable, text, status=error)
+        if (error /= 0) return
+        read (text, *, iostat=error) started
+        if (error /= 0 .or. started <= ranks) return
+        write (error_unit, '(5a)') 'MPI_Init failed: 1 rank, but ', variable, ' is ', trim(text), &
+            '. Start the program with the mpirun of the MPI that it was built for'
         call MPI_Abort(MPI_COMM_WORLD, 1)
     end subroutine
 
@@ -184,6 +202,7 @@ contains
         integer(c_int8_t) :: padded(CARD)
         integer, allocatable :: lengths(:)
         integer(c_int64_t) :: peer
+        type(fabricast_card_info) :: info
 
         call check(fabricast_agent_card(agent, own))
         padded = 0
@@ -196,6 +215,8 @@ contains
             associate (it => sides_of(side))
                 call check(fabricast_agent_connect( &
                            agent, cards(:lengths(it%neighbour), it%neighbour), timeout, peer))
+                call check(fabricast_card_info_of(cards(:lengths(it%neighbour), it%neighbour), info))
+                it%identity = info%identity
                 call check(fabricast_agent_route_to(agent, peer, 'field', region, timeout, it%route))
                 call check(fabricast_strided_tile(it%rows, BYTES, it%tile, extents, it%edge, &
                                                   extents, sides_of(OPPOSITE(side))%halo))
@@ -228,10 +249,25 @@ contains
         end do
         do while (arrived(even) < neighbours)
             call check(fabricast_agent_next_event(agent, timeout, event))
+            if (event%kind == FABRICAST_AGENT_EVENT_LEFT) call check_neighbour(event)
             if (event%kind /= FABRICAST_AGENT_EVENT_NOTICE) cycle
             arrived(mod(event%tag, 2_c_int64_t)) = arrived(mod(event%tag, 2_c_int64_t)) + 1
         end do
         arrived(even) = 0
+    end subroutine
+
+    ! A neighbour that ended sends nothing more. Other agents, such as that of
+    ! `fabricast paths --explain`, may come and go.
+    subroutine check_neighbour(event)
+        type(fabricast_agent_event), intent(in) :: event
+
+        do side = 1, SIDES
+            if (.not. has_neighbour(side)) cycle
+            if (any(sides_of(side)%identity /= event%from)) cycle
+            write (error_unit, '(2(a, i0), a)') 'rank ', rank, ': wait for rank ', &
+                sides_of(side)%neighbour, ' failed: it has left'
+            call MPI_Abort(MPI_COMM_WORLD, 1)
+        end do
     end subroutine
 
     subroutine exchange_by_mpi(field)

@@ -43,6 +43,26 @@ impl Mpi {
     }
 }
 
+/// MPI that the program was not built for starts each rank as a job of one.
+#[cfg(feature = "mpi")]
+fn check_launcher(universe: &mpi::environment::Universe) -> Result<()> {
+    use fabricast::launch::Environment;
+    use mpi::topology::Communicator;
+    let ranks = universe.world().size();
+    let environment = Environment::of_this_process();
+    for variable in ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"] {
+        let started: i32 = environment.number(variable)?.unwrap_or(0);
+        if started > ranks {
+            return Err(format!(
+                "MPI_Init failed: {ranks} rank, but {variable} is {started}. Start the program with the \
+                 mpirun of the MPI that it was built for"
+            )
+            .into());
+        }
+    }
+    Ok(())
+}
+
 /// The rank of this process, for its error.
 static RANK: OnceLock<u32> = OnceLock::new();
 
@@ -61,7 +81,9 @@ impl Job {
             // Only the main thread calls MPI; agents have threads.
             let threading = mpi::environment::Threading::Funneled;
             let universe = mpi::environment::initialize_with_threading(threading);
-            Mpi(std::mem::ManuallyDrop::new(universe.ok_or("MPI is already initialized")?.0))
+            let universe = universe.ok_or("MPI is already initialized")?.0;
+            check_launcher(&universe)?;
+            Mpi(std::mem::ManuallyDrop::new(universe))
         };
         let mut start_up = StartUp { mpi: start.elapsed(), ..StartUp::default() };
         start_up.memory_before = resident_memory();

@@ -33,8 +33,10 @@ pub struct CommonOptions {
     /// Treat ranks of this machine as remote, and reach them by this provider: net, tcp, shm, …
     #[arg(long, value_name = "PROVIDER")]
     pub fabric: Option<String>,
-    /// Address of this machine for a fabric [default: the first one beyond loopback]
-    #[arg(long, value_name = "ADDRESS")]
+    /// Address of this machine for a fabric, or a subnet (10.1.0.0/16) or an interface (ib0), which suit
+    /// all machines [default: the first one beyond loopback]
+    #[arg(long, env = "FABRICAST_SOURCE", value_parser = parse_source)]
+    #[arg(value_name = "ADDRESS|SUBNET|INTERFACE")]
     pub source: Option<IpAddr>,
     /// How a rank waits
     #[arg(long, value_enum, default_value_t)]
@@ -45,13 +47,14 @@ pub struct CommonOptions {
 }
 
 impl CommonOptions {
-    /// The options of the group.
+    /// The options of the group: those of the environment (`FABRICAST_PROVIDER`, …), changed by these.
     ///
     /// # Errors
-    /// If the provider is no valid policy.
+    /// If a variable or the provider is not valid.
     pub fn group(&self) -> Result<GroupOptions> {
         let agent = AgentOptions::new("").wait_strategy(self.wait_strategy());
-        let mut options = GroupOptions::new().timeout(self.timeout()).agent(agent).insecure();
+        let options = GroupOptions::from_environment()?;
+        let mut options = options.timeout(self.timeout()).agent(agent).insecure();
         if let Some(provider) = &self.fabric {
             let policy: Policy = format!("={provider}").parse()?;
             options = options.providers(policy).force_remote();
@@ -85,6 +88,11 @@ impl CommonOptions {
             Waiting::Auto => WaitStrategy::Block,
         }
     }
+}
+
+fn parse_source(text: &str) -> std::result::Result<IpAddr, String> {
+    fabricast::fabric::local_address(text)
+        .map_err(|error| error.detail().unwrap_or_default().to_owned())
 }
 
 /// Has each rank of this machine a core? Launchers say how many ranks there are.
