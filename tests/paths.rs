@@ -205,6 +205,7 @@ fn running_agent_is_explained_by_card_and_by_directory() {
     {
         assert!(out.contains(words), "{words} is missing:\n{out}");
     }
+    assert!(out.ends_with("To examine fabric paths, too: --fabric\n"), "{out}");
     assert!(out.lines().all(|line| line.chars().count() <= 120), "{out}");
     // The agent is not changed.
     assert_eq!(other.cards(), cards);
@@ -227,7 +228,8 @@ fn region_is_explained_with_its_device_and_rights() {
     let (code, output) = fail(&[&region[..], &["--policy", "=fabric-direct"]].concat());
     assert_eq!(code, Some(3), "{output}");
     assert!(
-        output.contains("the policy requires other paths") && output.contains("no fabric"),
+        output.contains("the policy requires other paths")
+            && output.contains("no provider in common"),
         "{output}"
     );
     // Operations that its rights deny are listed.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use gpu::Device;
 use pubsub::Row;
 use serde_json::{Value, json};
 
@@ -10,6 +11,9 @@ use super::paths::name_of_node;
 use super::settings::{DIRECTORY_ONLY, Options};
 use super::size::amount;
 use super::{open_topic, output, text};
+
+/// Location of topics in host memory, in reports.
+pub(crate) const HOST: &str = "host";
 
 /// Lists the topics of a node with publishers, subscribers and backlog, and topics that exist on
 /// connected peers only.
@@ -104,7 +108,7 @@ fn to_text(rows: &[Row], is_verbose: bool) -> String {
         "reliability",
         "depth",
         "largest",
-        "place",
+        "memory",
         "published",
         "arrived",
         "publishers",
@@ -114,6 +118,7 @@ fn to_text(rows: &[Row], is_verbose: bool) -> String {
         "waits",
     ];
     let no_users = TopicUsers::default();
+    let memory = MemoryNames::of(rows);
     let topics = rows.iter().filter_map(|row| {
         let Row::Topic { name, place, reliability, depth, largest, published, arrived, .. } = row
         else {
@@ -125,8 +130,7 @@ fn to_text(rows: &[Row], is_verbose: bool) -> String {
             text::escape_control(reliability),
             depth.to_string(),
             super::size::print(*largest),
-            // Enough of a device's UUID to distinguish devices.
-            text::escape_control(&place.chars().take(12).collect::<String>()),
+            text::escape_control(&memory.name(place)),
             published.to_string(),
             arrived.to_string(),
             of.publishers.to_string(),
@@ -150,7 +154,7 @@ fn to_text(rows: &[Row], is_verbose: bool) -> String {
             );
             let reserved = reserved.fold(0, u64::saturating_add);
             let direction = if *is_inbound { "from other nodes" } else { "of this node" };
-            let place = text::escape_control(&place.chars().take(12).collect::<String>());
+            let place = text::escape_control(&memory.name(place));
             let [used, bytes, reserved, of_budget] =
                 [bytes.saturating_sub(*free), *bytes, reserved, *budget]
                     .map(|bytes| amount(bytes as f64));
@@ -163,6 +167,31 @@ fn to_text(rows: &[Row], is_verbose: bool) -> String {
         }
     }
     out
+}
+
+/// Names of memory locations: those of devices that this process sees.
+struct MemoryNames(Vec<(String, String)>);
+
+impl MemoryNames {
+    /// Looks for devices only if there is a topic on one: their driver takes a while.
+    fn of(rows: &[Row]) -> Self {
+        let is_on_device = |row: &Row| matches!(row, Row::Topic { place, .. } if place != HOST);
+        if !rows.iter().any(is_on_device) {
+            return Self(Vec::new());
+        }
+        let devices = Device::survey().devices;
+        let named =
+            |device: &Device| (device.properties().uuid.to_string(), device.name().to_string());
+        Self(devices.iter().map(named).collect())
+    }
+
+    /// Of another device the first part of its UUID, which distinguishes devices.
+    fn name(&self, place: &str) -> String {
+        match self.0.iter().find(|(uuid, _)| uuid == place) {
+            Some((_, name)) => name.clone(),
+            None => place.chars().take(12).collect(),
+        }
+    }
 }
 
 /// Topics that exist on other nodes only; empty without any.
@@ -267,6 +296,7 @@ fn to_json(rows: &[Row]) -> Result<Value> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use gpu::{DeviceName, Implementation};
     use pubsub::{ReportedSubscriber, Reserve, RingPath, TopicSettings};
 
     use super::*;
@@ -383,6 +413,23 @@ pub(super) mod tests {
         let all = to_json(&rows()).unwrap();
         assert_eq!(all["topics"][0]["type_name"], "Pose");
         assert_eq!(all["topics"][0]["reserves"], json!({ "messages": 20, "bytes": 20 << 20 }));
+    }
+
+    #[test]
+    fn devices_of_this_process_are_named() {
+        let name = DeviceName { implementation: Implementation::Emulated, number: 1 };
+        let uuid = Device::open(name).unwrap().properties().uuid.to_string();
+        let mut all = rows();
+        for row in &mut all {
+            match row {
+                Row::Topic { place, .. } => place.clone_from(&uuid),
+                Row::Pool { place, .. } => "another device".clone_into(place),
+                _ => {}
+            }
+        }
+        let out = to_text(&all, false);
+        assert!(out.contains("  emulated:1  "), "{out}");
+        assert!(out.contains("memory on another devi for messages"), "{out}");
     }
 
     #[test]

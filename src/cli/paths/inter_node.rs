@@ -7,7 +7,7 @@ use super::Arguments;
 use crate::cli::exit::Result;
 use crate::cli::open_topic;
 use crate::cli::size::amount;
-use crate::cli::topics::{fields_of, matching, replication_error};
+use crate::cli::topics::{HOST, fields_of, matching, replication_error};
 use crate::cli::{output, text};
 
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
@@ -88,6 +88,12 @@ fn to_text(rows: &[Row]) -> String {
     out
 }
 
+fn is_on_device(rows: &[Row], name_of_topic: &str) -> bool {
+    rows.iter().any(
+        |row| matches!(row, Row::Topic { name, place, .. } if name == name_of_topic && place != HOST),
+    )
+}
+
 fn topic_lines(rows: &[Row], name_of_topic: &str) -> Vec<String> {
     let mut lines = Vec::new();
     let count_of = |number: usize, thing| text::count_of(number as u64, thing);
@@ -117,6 +123,10 @@ fn topic_lines(rows: &[Row], name_of_topic: &str) -> Vec<String> {
                 let staged = match row {
                     Row::Received { staged: Some(cause), .. } => {
                         format!(", copied through the host: {}", text::escape_control(cause))
+                    }
+                    Row::Sent { path, .. } if !path.is_direct && is_on_device(rows, topic) => {
+                        ", copied through the host: the report of the other node has the reason"
+                            .to_owned()
                     }
                     _ => String::new(),
                 };
@@ -359,6 +369,25 @@ mod tests {
         assert_eq!(name_of_node(&all, &identity), "10.0.0.4:1");
         assert_eq!(name_of_node(&[peer("old", &identity, "x:1")], &identity), "old");
         assert_eq!(name_of_node(&[], &identity), "abababab…");
+    }
+
+    #[test]
+    fn writer_says_that_messages_on_a_device_are_copied_through_the_host() {
+        let mut all = rows();
+        let words = "copied through the host: the report of the other node";
+        assert!(!to_text(&all).contains(words));
+        for row in &mut all {
+            if let Row::Topic { place, .. } = row {
+                "66616272".clone_into(place);
+            }
+        }
+        assert!(to_text(&all).contains(words), "{}", to_text(&all));
+        for row in &mut all {
+            if let Row::Sent { path, .. } = row {
+                path.is_direct = true;
+            }
+        }
+        assert!(!to_text(&all).contains(words));
     }
 
     #[test]

@@ -137,7 +137,7 @@ pub enum Probe {
 /// The capabilities of the fabric between the two.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub enum Fabric {
-    /// They have no fabric in common.
+    /// They have no provider in common.
     None {
         /// The attempt, and how it failed.
         cause: String,

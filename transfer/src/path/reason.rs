@@ -39,7 +39,7 @@ pub enum Reason {
     NoPeerAccess,
     /// The devices are of different implementations.
     ForeignDevice,
-    /// They have no fabric in common.
+    /// They have no provider in common.
     NoFabric {
         /// The attempt, and how it failed.
         cause: String,
@@ -184,7 +184,7 @@ impl fmt::Display for Reason {
             Self::NoDescriptorPassing { cause } => {
                 write!(f, "no descriptor can be passed between them: {cause}")
             }
-            Self::NoFabric { cause } => write!(f, "they have no fabric in common: {cause}"),
+            Self::NoFabric { cause } => write!(f, "they have no provider in common: {cause}"),
             Self::NoRemoteAccess { provider } => {
                 write!(f, "{provider} has no one-sided reads and writes")
             }

@@ -66,7 +66,7 @@ fn agent_with_a_removed_socket_has_ended() {
         format!(
             "connect to agent (peer {label}) failed: no path: agent \"{label}\" has ended, or its card is \
              from an earlier start: its socket {} is gone. Take a new card; no fabric reaches it: this \
-             agent was started without fabrics",
+             agent has opened no provider",
             socket.display()
         )
     );

@@ -90,7 +90,11 @@ pub(super) fn run(arguments: &Arguments, peer: &FilePath) -> Result<()> {
     if arguments.json {
         return output::report_as_json(done, &report);
     }
-    output::print(&report.peers.iter().map(to_text).collect::<Vec<_>>().join("\n"))?;
+    let mut out = report.peers.iter().map(to_text).collect::<Vec<_>>().join("\n");
+    if arguments.fabric.is_none() && report.peers.iter().any(|found| !found.choices.is_empty()) {
+        out.push_str("\nThis command opened no provider. To examine fabric paths, too: --fabric\n");
+    }
+    output::print(&out)?;
     done
 }
 

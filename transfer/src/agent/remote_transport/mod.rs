@@ -222,7 +222,7 @@ impl RemoteTransport {
             return Fabric::None { cause: error.to_string() };
         }
         if self.rails.is_empty() {
-            return Fabric::None { cause: "this agent was started without fabrics".to_owned() };
+            return Fabric::None { cause: "this agent has opened no provider".to_owned() };
         }
         let matching_fabrics = self.matching_fabrics(card);
         let Some((rail, remote_fabric)) = matching_fabrics.first() else {
