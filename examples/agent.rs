@@ -19,7 +19,7 @@ use std::time::Duration;
 use std::{env, fs, process};
 
 use fabricast::gpu::{Device, Implementation, Memory, Stream};
-use fabricast::transfer::{Agent, AgentOptions, Event, Notice, Rights, Strided, Subarray};
+use fabricast::transfer::{Agent, AgentCard, AgentOptions, Event, Notice, Rights, Strided, Subarray};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -105,7 +105,7 @@ fn ask(device: &str) -> Result<()> {
     println!("put {} bytes", put.bytes);
 
     // Get: first a tile of a matrix of 1024 x 1024 words, then everything.
-    wait_for(&mut agent, ANSWER)?;
+    wait_for(&mut agent, AgentCard::decode(&their_card)?.identity, ANSWER)?;
     buffer.write(&vec![0; LENGTH as usize])?;
     let matrix = Subarray { extents: &[1024, 1024], origin: &[3, 500] };
     let tile = Strided::tile(4, &[100, 20], matrix, matrix)?;
@@ -136,9 +136,10 @@ fn answer(device: &str, directory: &Path) -> Result<()> {
     let (mut input, mut output) = (io::stdin().lock(), io::stdout().lock());
     agent.publish("buffer", &region)?;
     send(&mut output, &agent.card().encode()?)?;
-    let asking = agent.connect(&receive(&mut input)?, TIMEOUT)?;
+    let card = receive(&mut input)?;
+    let asking = agent.connect(&card, TIMEOUT)?;
 
-    let notice = wait_for(&mut agent, QUESTION)?;
+    let notice = wait_for(&mut agent, AgentCard::decode(&card)?.identity, QUESTION)?;
     assert_eq!(notice.data(), b"all of it");
     let received = buffer.read()?;
     assert!(received == question(), "received data is corrupted");
@@ -151,13 +152,14 @@ fn answer(device: &str, directory: &Path) -> Result<()> {
     Ok(())
 }
 
-fn wait_for(agent: &mut Agent, tag: u64) -> Result<Notice> {
+/// Waits for a notice of the other agent. Further ones, such as that of `fabricast paths --explain`, may
+/// come and go.
+fn wait_for(agent: &mut Agent, other: [u8; 16], tag: u64) -> Result<Notice> {
     loop {
         match agent.next_event(TIMEOUT)? {
             Event::Notice { notice, .. } if notice.tag == tag => return Ok(notice),
-            // Other agents, such as that of `fabricast paths --explain`, may come and go.
-            Event::Left { label, is_dead: true, .. } => {
-                return Err(format!("\"{label}\" has ended").into());
+            Event::Left { from, label, .. } if from == other => {
+                return Err(format!("\"{label}\" has left").into());
             }
             _ => {}
         }

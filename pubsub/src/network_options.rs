@@ -64,7 +64,7 @@ impl NetworkOptions {
     pub const MAX_WORKERS: u32 = 16;
 
     /// Which providers may be used: `NAME` requires like `=NAME`, since nodes with different providers
-    /// do not interoperate.
+    /// do not interoperate. Of several names any one may be used.
     ///
     /// ```
     /// use pubsub::NetworkOptions;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpu::Device;
+use gpu::{Device, DeviceName, Implementation};
 use pubsub::Row;
 use serde_json::{Value, json};
 
@@ -173,16 +173,19 @@ fn to_text(rows: &[Row], is_verbose: bool) -> String {
 struct MemoryNames(Vec<(String, String)>);
 
 impl MemoryNames {
-    /// Looks for devices only if there is a topic on one: their driver takes a while.
+    /// Asks the driver only if memory of a device is reported.
     fn of(rows: &[Row]) -> Self {
-        let is_on_device = |row: &Row| matches!(row, Row::Topic { place, .. } if place != HOST);
+        let is_on_device = |row: &Row| {
+            matches!(row, Row::Topic { place, .. } | Row::Pool { place, .. } if place != HOST)
+        };
         if !rows.iter().any(is_on_device) {
             return Self(Vec::new());
         }
-        let devices = Device::survey().devices;
-        let named =
-            |device: &Device| (device.properties().uuid.to_string(), device.name().to_string());
-        Self(devices.iter().map(named).collect())
+        let all = [Implementation::Cuda, Implementation::Emulated].into_iter().flat_map(|it| {
+            let count = Device::count(it).unwrap_or(0);
+            (0..count).map(move |number| DeviceName { implementation: it, number })
+        });
+        Self(all.filter_map(|name| Some((name.uuid().ok()?.to_string(), name.to_string()))).collect())
     }
 
     /// Of another device the first part of its UUID, which distinguishes devices.
@@ -296,7 +299,6 @@ fn to_json(rows: &[Row]) -> Result<Value> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use gpu::{DeviceName, Implementation};
     use pubsub::{ReportedSubscriber, Reserve, RingPath, TopicSettings};
 
     use super::*;
@@ -418,7 +420,7 @@ pub(super) mod tests {
     #[test]
     fn devices_of_this_process_are_named() {
         let name = DeviceName { implementation: Implementation::Emulated, number: 1 };
-        let uuid = Device::open(name).unwrap().properties().uuid.to_string();
+        let uuid = name.uuid().unwrap().to_string();
         let mut all = rows();
         for row in &mut all {
             match row {

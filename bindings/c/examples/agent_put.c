@@ -73,7 +73,7 @@ static int own(const char *file)
     fabricast_region *region;
     fabricast_agent_event event;
     double *cells = array(&memory);
-    unsigned char card[16384];
+    unsigned char card[4096];
     size_t length;
     uint64_t row;
     char part[4096];
@@ -139,7 +139,7 @@ static int put(const char *file)
     fabricast_token token;
     const char *path;
     double *cells = array(&memory);
-    unsigned char card[16384];
+    unsigned char card[4096];
     uint64_t row;
     size_t length = read_card(file, card, sizeof card);
 

@@ -667,8 +667,9 @@ fabricast_status fabricast_agent_close(fabricast_agent *agent, fabricast_timeout
 /*
  * The card of the agent: bytes by which peers connect to it. The program sends them by any means,
  * such as a file or MPI, through a channel that it trusts: the card contains the descriptors of
- * published regions. With a few regions it is shorter than 4096 bytes. Without a buffer (NULL and 0)
- * only the length is returned; FABRICAST_E_TOO_LONG, and nothing, if the buffer is too small.
+ * published regions. With a few regions it is usually shorter than 4096 bytes. Without a buffer
+ * (NULL and 0) only the length is returned; FABRICAST_E_TOO_LONG, and nothing, if the buffer is too
+ * small.
  */
 fabricast_status fabricast_agent_card(fabricast_agent *agent, void *buffer, size_t capacity,
                                       size_t *length);

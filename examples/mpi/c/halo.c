@@ -67,8 +67,8 @@ static void check_launcher(void)
 
     for (it = 0; it < sizeof names / sizeof *names; it++) {
         const char *size = getenv(names[it]);
-        if (size != NULL && atoi(size) > ranks) {
-            fprintf(stderr, "MPI_Init failed: 1 rank, but %s is %s. Start the program with the mpirun "
+        if (size != NULL && ranks == 1 && atoi(size) > 1) {
+            fprintf(stderr, "start ranks failed: MPI has 1 rank, but %s is %s. Start the program with the mpirun "
                             "of the MPI that it was built for\n", names[it], size);
             MPI_Abort(MPI_COMM_WORLD, 1);
         }
@@ -120,8 +120,9 @@ static MPI_Datatype type_of(const uint64_t tile[2], const uint64_t origin[2])
 static void start_agent(void)
 {
     fabricast_agent_options options;
+    const char *provider = getenv("FABRICAST_PROVIDER"), *source = getenv("FABRICAST_SOURCE");
     const char *directory = getenv("FABRICAST_DIRECTORY");
-    char fallback[64], label[32];
+    char fallback[64], label[32], policy[64];
     int here;
     MPI_Comm machine;
 
@@ -135,7 +136,12 @@ static void start_agent(void)
     check(fabricast_agent_options_init(&options, sizeof options));
     options.label = label;
     options.directory = directory;
-    options.fabric = here < ranks ? "auto" : NULL;
+    provider = provider == NULL || *provider == 0 ? "auto" : provider;
+    /* All ranks need the same provider: one that is named is required. */
+    snprintf(policy, sizeof policy, "%s%s",
+             strcmp(provider, "auto") == 0 || strchr("=^", *provider) != NULL ? "" : "=", provider);
+    options.fabric = here < ranks ? policy : NULL;
+    options.source = source == NULL || *source == 0 ? NULL : source;
     /* Polling ranks need a core each. */
     options.waiting =
         here > sysconf(_SC_NPROCESSORS_ONLN) ? FABRICAST_WAITING_BLOCK : FABRICAST_WAITING_BUSY;

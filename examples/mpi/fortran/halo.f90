@@ -117,8 +117,8 @@ contains
         call get_environment_variable(variable, text, status=error)
         if (error /= 0) return
         read (text, *, iostat=error) started
-        if (error /= 0 .or. started <= ranks) return
-        write (error_unit, '(5a)') 'MPI_Init failed: 1 rank, but ', variable, ' is ', trim(text), &
+        if (error /= 0 .or. ranks > 1 .or. started <= 1) return
+        write (error_unit, '(5a)') 'start ranks failed: MPI has 1 rank, but ', variable, ' is ', trim(text), &
             '. Start the program with the mpirun of the MPI that it was built for'
         call MPI_Abort(MPI_COMM_WORLD, 1)
     end subroutine
@@ -174,7 +174,8 @@ contains
 
     ! Starts the agent, with a socket in a directory that all ranks of this machine see.
     subroutine start_agent()
-        character(4096) :: directory
+        character(4096) :: directory, variable
+        character(:), allocatable :: provider, source
         character(32) :: label
         integer :: here, error
         type(MPI_Comm) :: machine
@@ -192,7 +193,16 @@ contains
         if (here == ranks) then
             call check(fabricast_agent_start(agent, label=label, directory=directory))
         else
-            call check(fabricast_agent_start(agent, label=label, directory=directory, fabric='auto'))
+            provider = 'auto'
+            call get_environment_variable('FABRICAST_PROVIDER', variable)
+            ! All ranks need the same provider: one that is named is required.
+            if (variable /= '') provider = trim(variable)
+            if (provider /= 'auto' .and. scan(provider(1:1), '=^') == 0) provider = '='//provider
+            ! Without a value it counts as absent.
+            call get_environment_variable('FABRICAST_SOURCE', variable)
+            if (variable /= '') source = trim(variable)
+            call check(fabricast_agent_start(agent, label=label, directory=directory, &
+                                             fabric=provider, source=source))
         end if
     end subroutine
 
@@ -205,6 +215,10 @@ contains
         type(fabricast_card_info) :: info
 
         call check(fabricast_agent_card(agent, own))
+        if (size(own) > CARD) then
+            write (error_unit, '(a, i0, a)') 'exchange cards failed: ', size(own), ' bytes are too long'
+            call MPI_Abort(MPI_COMM_WORLD, 1)
+        end if
         padded = 0
         padded(:size(own)) = own
         allocate (cards(CARD, 0:ranks - 1), lengths(0:ranks - 1))

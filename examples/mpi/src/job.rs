@@ -52,9 +52,9 @@ fn check_launcher(universe: &mpi::environment::Universe) -> Result<()> {
     let environment = Environment::of_this_process();
     for variable in ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"] {
         let started: i32 = environment.number(variable)?.unwrap_or(0);
-        if started > ranks {
+        if ranks == 1 && started > 1 {
             return Err(format!(
-                "MPI_Init failed: {ranks} rank, but {variable} is {started}. Start the program with the \
+                "start ranks failed: MPI has 1 rank, but {variable} is {started}. Start the program with the \
                  mpirun of the MPI that it was built for"
             )
             .into());

@@ -34,9 +34,8 @@ pub struct CommonOptions {
     #[arg(long, value_name = "PROVIDER")]
     pub fabric: Option<String>,
     /// Address of this machine for a fabric, or a subnet (10.1.0.0/16) or an interface (ib0), which suit
-    /// all machines [default: the first one beyond loopback]
-    #[arg(long, env = "FABRICAST_SOURCE", value_parser = parse_source)]
-    #[arg(value_name = "ADDRESS|SUBNET|INTERFACE")]
+    /// all machines [default: FABRICAST_SOURCE, or that with the best provider]
+    #[arg(long, value_name = "ADDRESS|SUBNET|INTERFACE", value_parser = parse_source)]
     pub source: Option<IpAddr>,
     /// How a rank waits
     #[arg(long, value_enum, default_value_t)]
@@ -47,7 +46,7 @@ pub struct CommonOptions {
 }
 
 impl CommonOptions {
-    /// The options of the group: those of the environment (`FABRICAST_PROVIDER`, …), changed by these.
+    /// The options of the group: those of the environment (`FABRICAST_PROVIDER`, `FABRICAST_SOURCE`, …), changed by these.
     ///
     /// # Errors
     /// If a variable or the provider is not valid.

@@ -84,7 +84,7 @@ impl Group {
             true => IpAddr::V4(Ipv4Addr::LOCALHOST),
             false => self.own_address(READ)?,
         };
-        let setup = self.with_consent(setup).key(key);
+        let setup = self.with_options(rank, setup).key(key);
         let listener = setup.listen(SocketAddr::new(address, 0));
         Ok((listener.map_err(|error| of_ring(READ, rank, error))?, key))
     }
@@ -115,7 +115,7 @@ impl Group {
         let deadline = CallDeadline::new(WRITE, timeout);
         self.ranks.check(WRITE, rank)?;
         let (address, key) = self.receive_offer(rank, deadline)?;
-        let setup = self.with_consent(setup).key(key);
+        let setup = self.with_options(rank, setup).key(key);
         setup.connect(address, deadline.left()).map_err(|error| of_ring(WRITE, rank, error))
     }
 
@@ -143,8 +143,12 @@ impl Group {
         }
     }
 
-    fn with_consent(&self, setup: &RingSetup) -> RingSetup {
-        let setup = setup.clone();
+    /// The setup with the options of the group. Its providers are for ranks of other machines.
+    fn with_options(&self, rank: u32, setup: &RingSetup) -> RingSetup {
+        let mut setup = setup.clone();
+        if !self.ranks.shares_loopback_with(rank) {
+            setup = setup.default_policy(self.options.provider_policy());
+        }
         if self.options.is_insecure() { setup.insecure() } else { setup }
     }
 }

@@ -124,8 +124,11 @@ fn topic_lines(rows: &[Row], name_of_topic: &str) -> Vec<String> {
                     Row::Received { staged: Some(cause), .. } => {
                         format!(", copied through the host: {}", text::escape_control(cause))
                     }
-                    Row::Sent { path, .. } if !path.is_direct && is_on_device(rows, topic) => {
-                        ", copied through the host: the report of the other node has the reason"
+                    // Before the first message the path is not known.
+                    Row::Sent { path, messages: 1.., .. }
+                        if !path.is_direct && is_on_device(rows, topic) =>
+                    {
+                        ", copied through the host: the reader has the reason, if its topic is on a device"
                             .to_owned()
                     }
                     _ => String::new(),
@@ -374,7 +377,7 @@ mod tests {
     #[test]
     fn writer_says_that_messages_on_a_device_are_copied_through_the_host() {
         let mut all = rows();
-        let words = "copied through the host: the report of the other node";
+        let words = "copied through the host: the reader has";
         assert!(!to_text(&all).contains(words));
         for row in &mut all {
             if let Row::Topic { place, .. } = row {

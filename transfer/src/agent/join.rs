@@ -35,7 +35,7 @@ impl Agent {
 
     /// Connects to a peer by a fabric now, not only when the first regions are joined, so that
     /// [`explain`](Self::explain) knows whether the peer answers. Does nothing if they have no
-    /// fabric in common.
+    /// provider in common.
     ///
     /// # Errors
     /// [`Unknown`](ErrorKind::Unknown) peer; errors of the fabric. A peer that does not answer is

@@ -65,8 +65,8 @@ fn agent_with_a_removed_socket_has_ended() {
         error.to_string(),
         format!(
             "connect to agent (peer {label}) failed: no path: agent \"{label}\" has ended, or its card is \
-             from an earlier start: its socket {} is gone. Take a new card; no fabric reaches it: this \
-             agent has opened no provider",
+             from an earlier start: its socket {} is gone. Take a new card; no fabric reaches it: no \
+             provider was opened at this side",
             socket.display()
         )
     );

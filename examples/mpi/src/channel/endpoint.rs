@@ -8,6 +8,7 @@ use fabricast::fabric::{
     QueueOptions, RemoteMemory, RemoteRegion, WaitStrategy as CompletionWait,
 };
 use fabricast::ipc::WaitStrategy;
+use fabricast::pubsub::NetworkOptions;
 
 use super::{Channel, Slots};
 use crate::{CommonOptions, Job, Result};
@@ -37,7 +38,8 @@ pub struct EndpointChannel {
 fn offer(provider: &str, is_one_machine: bool, options: &CommonOptions) -> Result<Offer> {
     // Both sides poll: a thread of the provider would only take a core.
     let query = Query::new(EndpointKind::Rdm).progress(Progress::Manual).provider(provider);
-    let mut source = options.source.map(|source| source.to_string());
+    let source = options.source.or(NetworkOptions::from_environment()?.source);
+    let mut source = source.map(|source| source.to_string());
     // A provider of one machine needs no address.
     let is_network = query.first()?.capabilities().reaches_other_machines;
     if is_network && is_one_machine {

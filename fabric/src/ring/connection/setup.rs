@@ -83,6 +83,12 @@ impl RingSetup {
         self
     }
 
+    /// The providers that may be used if [`policy`](Self::policy) was not called.
+    #[must_use]
+    pub fn default_policy(self, policy: &Policy) -> Self {
+        if self.policy == Policy::default() { self.policy(policy.clone()) } else { self }
+    }
+
     /// Bytes of the ring, in the reader's memory. The writer ignores it.
     #[must_use]
     pub fn capacity(mut self, bytes: u64) -> Self {

@@ -519,8 +519,9 @@ impl<W: OutboundTransport> Outbound<W> {
     }
 
     pub(crate) fn counters(&self) -> Vec<(NodeId, DestinationCounters)> {
+        // Without a ring now: as the last one.
         let of = |destination: &Destination<_>| {
-            let is_direct = destination.is_direct && destination.ring.is_some();
+            let is_direct = destination.is_direct;
             (destination.node, DestinationCounters { is_direct, ..destination.counters })
         };
         self.destinations.iter().map(of).collect()

@@ -204,7 +204,7 @@ impl RemoteTransport {
         rails.zip(fabrics.map(|(number, _)| number)).collect()
     }
 
-    /// Do the two have a fabric in common?
+    /// Do the two have a provider in common?
     pub(super) fn reaches(&self, card: &AgentCard) -> bool {
         !self.matching_fabrics(card).is_empty()
     }
@@ -222,7 +222,7 @@ impl RemoteTransport {
             return Fabric::None { cause: error.to_string() };
         }
         if self.rails.is_empty() {
-            return Fabric::None { cause: "this agent has opened no provider".to_owned() };
+            return Fabric::None { cause: "no provider was opened at this side".to_owned() };
         }
         let matching_fabrics = self.matching_fabrics(card);
         let Some((rail, remote_fabric)) = matching_fabrics.first() else {
