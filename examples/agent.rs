@@ -19,7 +19,9 @@ use std::time::Duration;
 use std::{env, fs, process};
 
 use fabricast::gpu::{Device, Implementation, Memory, Stream};
-use fabricast::transfer::{Agent, AgentCard, AgentOptions, Event, Notice, Rights, Strided, Subarray};
+use fabricast::transfer::{
+    Agent, AgentCard, AgentOptions, Event, Notice, Rights, Strided, Subarray,
+};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 

@@ -175,9 +175,7 @@ struct MemoryNames(Vec<(String, String)>);
 impl MemoryNames {
     /// Asks the driver only if memory of a device is reported.
     fn of(rows: &[Row]) -> Self {
-        let is_on_device = |row: &Row| {
-            matches!(row, Row::Topic { place, .. } | Row::Pool { place, .. } if place != HOST)
-        };
+        let is_on_device = |row: &Row| matches!(row, Row::Topic { place, .. } | Row::Pool { place, .. } if place != HOST);
         if !rows.iter().any(is_on_device) {
             return Self(Vec::new());
         }
@@ -185,7 +183,10 @@ impl MemoryNames {
             let count = Device::count(it).unwrap_or(0);
             (0..count).map(move |number| DeviceName { implementation: it, number })
         });
-        Self(all.filter_map(|name| Some((name.uuid().ok()?.to_string(), name.to_string()))).collect())
+        Self(
+            all.filter_map(|name| Some((name.uuid().ok()?.to_string(), name.to_string())))
+                .collect(),
+        )
     }
 
     /// Of another device the first part of its UUID, which distinguishes devices.
