@@ -772,8 +772,8 @@ fabricast_status fabricast_agent_route_to(fabricast_agent *agent, fabricast_peer
                                           const char *name, fabricast_region *local,
                                           fabricast_timeout timeout, fabricast_route **route);
 
-/* Name of its path; a word for why it is not a better one, such as "no-mapping", if one was expected,
- * else ""; and a line of text for each path with its verdict. Valid until the route is closed. */
+/* Name of its path; a word for why it is not a better one, such as "not-exportable", if one was
+ * expected, else ""; and a line of text for each path with its verdict. Valid until the route is closed. */
 fabricast_status fabricast_route_path(fabricast_route *route, const char **path);
 fabricast_status fabricast_route_fallback(fabricast_route *route, const char **reason);
 fabricast_status fabricast_route_explain(fabricast_route *route, const char **text);

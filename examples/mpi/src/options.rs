@@ -46,7 +46,8 @@ pub struct CommonOptions {
 }
 
 impl CommonOptions {
-    /// The options of the group: those of the environment (`FABRICAST_PROVIDER`, `FABRICAST_SOURCE`, …), changed by these.
+    /// The options of the group: those of the environment (`FABRICAST_PROVIDER`, `FABRICAST_SOURCE`, …),
+    /// changed by these.
     ///
     /// # Errors
     /// If a variable or the provider is not valid.
