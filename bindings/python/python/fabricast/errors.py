@@ -1,0 +1,133 @@
+"""Exceptions of the library.
+
+Each has the text ``<operation> <object> failed: <cause>. <remedy>`` and the attribute ``operation``.
+Where Python has an exception for the same, a class is one of that kind, too: a missed deadline is a
+``TimeoutError``, an invalid argument a ``ValueError``.
+"""
+
+__all__ = [
+    "AlreadyServed",
+    "CannotListen",
+    "Closed",
+    "DeadlineExceeded",
+    "Denied",
+    "Error",
+    "Evicted",
+    "Failed",
+    "Forked",
+    "InvalidArgument",
+    "Malformed",
+    "NoDevice",
+    "NoProvider",
+    "NotFound",
+    "OverBudget",
+    "Poisoned",
+    "SettingsDiffer",
+    "TooLong",
+    "TooMany",
+    "TooManyLoans",
+    "TooManySamples",
+    "VersionMismatch",
+    "WouldBlock",
+]
+
+
+class Error(Exception):
+    """Base of all exceptions of the library."""
+
+    operation: str
+
+    def __init__(self, text: str = "", operation: str = "") -> None:
+        super().__init__(text)
+        self.operation = operation
+
+    def __reduce__(self):
+        return type(self), (str(self), self.operation)
+
+
+class InvalidArgument(Error, ValueError):
+    """An argument that can never be valid."""
+
+
+class SettingsDiffer(Error):
+    """The topic exists with other settings; the text has both."""
+
+
+class NotFound(Error, LookupError):
+    """There is no such topic, node or publisher."""
+
+
+class NoDevice(Error):
+    """There is no such device, or this process does not see it."""
+
+
+class OverBudget(Error, MemoryError):
+    """The budget of the node does not allow it; the text has the figures."""
+
+
+class TooLong(Error, ValueError):
+    """The message is longer than the topic's largest."""
+
+
+class TooMany(Error):
+    """A limit is reached; the text names it."""
+
+
+class TooManyLoans(TooMany):
+    """The publisher has as many loans as its topic allows."""
+
+
+class TooManySamples(TooMany):
+    """The subscriber holds as many samples as a topic that drops messages allows."""
+
+
+class WouldBlock(Error, BlockingIOError):
+    """There was no message, or no room, and ``timeout=0`` did not wait."""
+
+
+class DeadlineExceeded(Error, TimeoutError):
+    """The deadline passed; the text names what was waited for."""
+
+
+class Evicted(Error):
+    """A subscriber was evicted: it held samples for longer than the topic allows."""
+
+
+class Denied(Error, PermissionError):
+    """This process may not use the node, or does not trust its service."""
+
+
+class AlreadyServed(Error):
+    """Another process serves the node, and keeps doing so."""
+
+
+class Malformed(Error):
+    """Bytes from outside that are truncated, altered or inconsistent."""
+
+
+class VersionMismatch(Error):
+    """The other side uses another version of the protocol."""
+
+
+class Closed(Error):
+    """The node, or an object of it, was closed or lost."""
+
+
+class Poisoned(Error):
+    """The message will never be complete: its publisher died, or its device failed."""
+
+
+class Forked(Error):
+    """The object was made before a fork, and belongs to the parent process."""
+
+
+class NoProvider(Error):
+    """No provider reaches other nodes, or not the requested one; the text has the reason."""
+
+
+class CannotListen(Error, OSError):
+    """The node cannot listen at its address."""
+
+
+class Failed(Error):
+    """A lower layer failed; the text has its error."""

@@ -1,0 +1,300 @@
+//! Arrays: memory of messages, as DLPack, the buffer protocol and the array interfaces show it.
+//!
+//! Modules, each importing only those before it: `dlpack`, `buffer`, `source`.
+
+mod buffer;
+mod dlpack;
+mod source;
+
+use std::fmt;
+use std::sync::Arc;
+
+use gpu::{DeviceName, Implementation};
+use pyo3::exceptions::{PyAttributeError, PyBufferError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+
+use crate::data_type::DataType;
+use crate::failure::{Failure, Result};
+use crate::layout::Layout;
+
+pub(crate) use source::{Source, SourceDevice};
+
+/// What keeps the memory of arrays, until the last of them and of their views is gone.
+pub(crate) trait Owner: fmt::Debug + Send + Sync {
+    /// Copies all bytes.
+    fn read(&self, into: &mut [u8]) -> Result<()>;
+    /// Work on this CUDA stream uses the memory from now on: it is kept until that work is done.
+    fn used_by(&self, stream: u64) -> Result<()>;
+}
+
+/// A contiguous array in memory of a message or a shared buffer. NumPy, PyTorch, CuPy and JAX read
+/// it in place: `numpy.asarray(array)`, `torch.from_dlpack(array)`.
+///
+/// The memory stays as long as the array or one of its views exists.
+#[pyclass(frozen, module = "fabricast")]
+#[derive(Debug)]
+pub(crate) struct Array {
+    address: u64,
+    data_type: DataType,
+    layout: Layout,
+    /// None for host memory.
+    device: Option<DeviceName>,
+    is_read_only: bool,
+    owner: Arc<dyn Owner>,
+}
+
+/// Bytes that were copied.
+#[derive(Debug)]
+struct CopiedBytes(Box<[u8]>);
+
+impl Owner for CopiedBytes {
+    fn read(&self, into: &mut [u8]) -> Result<()> {
+        into.copy_from_slice(&self.0);
+        Ok(())
+    }
+
+    fn used_by(&self, _stream: u64) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Array {
+    /// The layout is contiguous, and the owner keeps its bytes at this address.
+    pub(crate) fn new(
+        (address, device): (u64, Option<DeviceName>),
+        (data_type, layout): (DataType, Layout),
+        is_read_only: bool,
+        owner: Arc<dyn Owner>,
+    ) -> Self {
+        Self { address, data_type, layout, device, is_read_only, owner }
+    }
+
+    fn length(&self) -> usize {
+        // Checked when it was made.
+        self.data_type.bytes(self.layout.elements()).unwrap_or(0) as usize
+    }
+
+    /// Number of its CUDA device; None for memory that the host accesses, such as that of an
+    /// emulated device.
+    fn cuda_device(&self) -> Option<u32> {
+        let is_cuda = |device: &DeviceName| device.implementation == Implementation::Cuda;
+        self.device.filter(is_cuda).map(|device| device.number)
+    }
+
+    fn copy(&self) -> Result<Self> {
+        let mut bytes = vec![0; self.length()].into_boxed_slice();
+        self.owner.read(&mut bytes)?;
+        Ok(Self {
+            address: bytes.as_ptr().addr() as u64,
+            data_type: self.data_type,
+            layout: self.layout.clone(),
+            device: None,
+            is_read_only: false,
+            owner: Arc::new(CopiedBytes(bytes)),
+        })
+    }
+
+    /// What both array interfaces have in common.
+    fn interface<'py>(&self, py: Python<'py>, name: &str, version: u32) -> PyResult<Bound<'py, PyDict>> {
+        let Some(type_name) = self.data_type.array_interface() else {
+            let cause = format!("{} has no {name}. Use DLPack", self.data_type);
+            return Err(PyAttributeError::new_err(cause));
+        };
+        let interface = PyDict::new(py);
+        interface.set_item("shape", PyTuple::new(py, self.layout.shape())?)?;
+        interface.set_item("typestr", type_name)?;
+        interface.set_item("data", (self.address, self.is_read_only))?;
+        interface.set_item("strides", py.None())?;
+        interface.set_item("version", version)?;
+        Ok(interface)
+    }
+}
+
+#[pymethods]
+impl Array {
+    /// Extents of the dimensions.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.layout.shape())
+    }
+
+    /// Type of the elements, such as `"float32"` or `"bfloat16"`.
+    #[getter]
+    fn dtype(&self) -> String {
+        self.data_type.to_string()
+    }
+
+    /// Number of dimensions.
+    #[getter]
+    fn ndim(&self) -> usize {
+        self.layout.shape().len()
+    }
+
+    /// Length in bytes.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.length()
+    }
+
+    /// Where the memory is: `"host"`, or a device such as `"cuda:0"`.
+    #[getter]
+    fn device(&self) -> String {
+        self.device.map_or_else(|| "host".to_owned(), |device| device.to_string())
+    }
+
+    /// Whether it may not be written.
+    #[getter]
+    fn readonly(&self) -> bool {
+        self.is_read_only
+    }
+
+    /// Copies all bytes to a new object of the host.
+    fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        PyBytes::new_with(py, self.length(), |bytes| Ok(self.owner.read(bytes)?))
+    }
+
+    fn __len__(&self) -> PyResult<usize> {
+        match self.layout.shape() {
+            [] => Err(pyo3::exceptions::PyTypeError::new_err("len() of a 0-dimensional array")),
+            [first, ..] => Ok(*first as usize),
+        }
+    }
+
+    fn __repr__(&self) -> String {
+        let access = if self.is_read_only { ", read-only" } else { "" };
+        format!("<fabricast.Array {} on {}{access}>", self.layout.type_name(self.data_type), self.device())
+    }
+
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        if self.cuda_device().is_some() {
+            let cause = format!("the memory is on {}, see __cuda_array_interface__", self.device());
+            return Err(PyAttributeError::new_err(cause));
+        }
+        self.interface(py, "__array_interface__", 3)
+    }
+
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        if self.cuda_device().is_none() {
+            let cause = format!("the memory is on {}, see __array_interface__", self.device());
+            return Err(PyAttributeError::new_err(cause));
+        }
+        let interface = self.interface(py, "__cuda_array_interface__", 3)?;
+        // It is complete: no stream has to be waited for.
+        interface.set_item("stream", py.None())?;
+        self.owner.used_by(0)?;
+        Ok(interface)
+    }
+
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        dlpack::device(self.cuda_device())
+    }
+
+    /// The array as a capsule of DLPack.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let to_host = dl_device == Some(dlpack::device(None)) && self.cuda_device().is_some();
+        if dl_device.is_some_and(|device| device != self.__dlpack_device__()) && !to_host {
+            let cause = format!("an array on {} is not copied to another device", self.device());
+            return Err(PyBufferError::new_err(cause));
+        }
+        if to_host && copy == Some(false) {
+            let cause = format!("the memory is on {}: the host needs a copy", self.device());
+            return Err(PyBufferError::new_err(cause));
+        }
+        if copy == Some(true) && self.cuda_device().is_some() && !to_host {
+            let cause = format!("copy=True of an array on {}: copy it with the framework", self.device());
+            return Err(PyBufferError::new_err(cause));
+        }
+        if to_host || copy == Some(true) {
+            let copied = self.copy()?;
+            return dlpack::export(py, &copied.tensor(true), max_version);
+        }
+        if self.cuda_device().is_some() {
+            let handle = match stream {
+                None | Some(-1..=1) => 0,
+                Some(2) => {
+                    let cause = "the per-thread default stream is not supported: pass another stream";
+                    return Err(PyBufferError::new_err(cause));
+                }
+                Some(handle) => handle as u64,
+            };
+            self.owner.used_by(handle)?;
+        }
+        dlpack::export(py, &self.tensor(false), max_version)
+    }
+
+    /// # Safety
+    /// As Python calls it.
+    #[allow(unsafe_code)]
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut pyo3::ffi::Py_buffer,
+        flags: std::ffi::c_int,
+    ) -> PyResult<()> {
+        let array = slf.get();
+        if array.cuda_device().is_some() {
+            let cause = format!("the memory is on {}: use DLPack", array.device());
+            return Err(PyBufferError::new_err(cause));
+        }
+        let tensor = array.tensor(false);
+        // SAFETY: the caller's view; the object keeps the memory.
+        unsafe { buffer::fill(view, slf.clone().into_any(), &tensor, flags) }
+    }
+
+    /// # Safety
+    /// As Python calls it.
+    #[allow(unsafe_code)]
+    unsafe fn __releasebuffer__(&self, view: *mut pyo3::ffi::Py_buffer) {
+        // SAFETY: filled by `fill`.
+        unsafe { buffer::release(view) }
+    }
+}
+
+/// An array, as the modules below export it.
+#[derive(Debug)]
+struct Tensor<'a> {
+    address: u64,
+    data_type: DataType,
+    layout: &'a Layout,
+    cuda_device: Option<u32>,
+    is_read_only: bool,
+    is_copied: bool,
+    owner: Arc<dyn Owner>,
+}
+
+impl Array {
+    fn tensor(&self, is_copied: bool) -> Tensor<'_> {
+        Tensor {
+            address: self.address,
+            data_type: self.data_type,
+            layout: &self.layout,
+            cuda_device: self.cuda_device(),
+            is_read_only: self.is_read_only,
+            is_copied,
+            owner: Arc::clone(&self.owner),
+        }
+    }
+}
+
+/// The type of elements that a caller names: by text, or by the type object of a library.
+pub(crate) fn data_type_of(operation: &'static str, name: &Bound<'_, PyAny>) -> Result<DataType> {
+    // The scalar types of NumPy are classes.
+    let text = match name.getattr("__name__") {
+        Ok(text) => text.to_string(),
+        Err(_) => name.str()?.to_string(),
+    };
+    DataType::parse(&text).ok_or_else(|| {
+        let cause = format!("unknown dtype \"{text}\". Names are those of NumPy and PyTorch: float32, bfloat16");
+        Failure::invalid(operation, cause)
+    })
+}

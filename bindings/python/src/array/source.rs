@@ -1,0 +1,369 @@
+//! Arrays of other libraries, by DLPack, the buffer protocol or the array interfaces.
+#![allow(unsafe_code)]
+
+use std::ffi::CStr;
+use std::fmt;
+use std::ptr;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use super::{Array, dlpack};
+use crate::data_type::DataType;
+use crate::failure::{Failure, Result};
+use crate::layout::Layout;
+
+/// Where the memory of a source is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SourceDevice {
+    /// In memory that the host accesses.
+    Host,
+    /// On the CUDA device of this number.
+    Cuda(u32),
+}
+
+/// What keeps the memory of a source.
+enum Keeper {
+    Buffer(Box<ffi::Py_buffer>),
+    Tensor(*mut dlpack::Versioned),
+    OldTensor(*mut dlpack::Unversioned),
+    Object { _object: Py<PyAny> },
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // SAFETY: each was received once; the lock of the interpreter is held, since a source does
+        // not leave the call that made it.
+        unsafe {
+            match self {
+                Self::Buffer(view) => ffi::PyBuffer_Release(&raw mut **view),
+                Self::Tensor(tensor) => {
+                    if let Some(delete) = (**tensor).deleter {
+                        delete(*tensor);
+                    }
+                }
+                Self::OldTensor(tensor) => {
+                    if let Some(delete) = (**tensor).deleter {
+                        delete(*tensor);
+                    }
+                }
+                Self::Object { .. } => {}
+            }
+        }
+    }
+}
+
+/// An array of another library, as long as this exists.
+pub(crate) struct Source {
+    address: u64,
+    data_type: DataType,
+    layout: Layout,
+    device: SourceDevice,
+    _keeper: Keeper,
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Source({} on {:?})", self.layout.type_name(self.data_type), self.device)
+    }
+}
+
+/// Reads host memory, from the first element on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HostBytes {
+    address: u64,
+}
+
+// SAFETY: only an address; whoever reads there has the source.
+unsafe impl Send for HostBytes {}
+
+impl Source {
+    /// Of an object that speaks one of the protocols.
+    ///
+    /// # Errors
+    /// `TypeError` for another object; `InvalidArgument` for elements or strides that messages
+    /// cannot have; exceptions of the object.
+    pub(crate) fn of(operation: &'static str, object: &Bound<'_, PyAny>) -> Result<Self> {
+        if let Ok(array) = object.cast::<Array>() {
+            return Ok(Self::of_own(array));
+        }
+        // SAFETY: an object of Python, with its lock held.
+        if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
+            return Self::of_buffer(operation, object);
+        }
+        if object.hasattr("__dlpack__")? {
+            return Self::of_dlpack(operation, object);
+        }
+        for (name, is_cuda) in [("__cuda_array_interface__", true), ("__array_interface__", false)] {
+            if object.hasattr(name)? {
+                return Self::of_interface(operation, object, name, is_cuda);
+            }
+        }
+        let cause = format!(
+            "{operation} failed: {} is no array: it has neither a buffer nor __dlpack__, \
+             __array_interface__ or __cuda_array_interface__",
+            object.get_type().name()?
+        );
+        Err(PyTypeError::new_err(cause).into())
+    }
+
+    fn of_own(array: &Bound<'_, Array>) -> Self {
+        let object = array.as_any().clone().unbind();
+        let array = array.get();
+        Self {
+            address: array.address,
+            data_type: array.data_type,
+            layout: array.layout.clone(),
+            device: array.cuda_device().map_or(SourceDevice::Host, SourceDevice::Cuda),
+            _keeper: Keeper::Object { _object: object },
+        }
+    }
+
+    fn of_buffer(operation: &'static str, object: &Bound<'_, PyAny>) -> Result<Self> {
+        let mut view = Box::new(ffi::Py_buffer::new());
+        let flags = ffi::PyBUF_FULL_RO;
+        // SAFETY: the view is released with the keeper, which exists only after a success.
+        let code = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, flags) };
+        if code != 0 {
+            return Err(PyErr::fetch(object.py()).into());
+        }
+        let keeper = Keeper::Buffer(view);
+        let Keeper::Buffer(view) = &keeper else { unreachable!("made above") };
+        let format = match view.format.is_null() {
+            true => c"B",
+            // SAFETY: a text that lives as long as the view.
+            false => unsafe { CStr::from_ptr(view.format) },
+        };
+        let format = format.to_string_lossy();
+        let data_type = DataType::from_buffer(&format, view.itemsize as usize).ok_or_else(|| {
+            let cause = format!("its elements have the format \"{format}\", which no message has");
+            Failure::invalid(operation, cause)
+        })?;
+        let dimensions = usize::try_from(view.ndim).unwrap_or(0);
+        let sizes = |start: *mut isize| match start.is_null() {
+            true => None,
+            // SAFETY: that many numbers, which live as long as the view.
+            false => Some(unsafe { std::slice::from_raw_parts(start, dimensions) }),
+        };
+        let shape = match sizes(view.shape) {
+            Some(shape) => shape.iter().map(|extent| *extent as u64).collect(),
+            None if dimensions == 0 => Vec::new(),
+            None => vec![(view.len / view.itemsize.max(1)) as u64],
+        };
+        if !view.suboffsets.is_null() && sizes(view.suboffsets).is_some_and(|all| all.iter().any(|it| *it >= 0)) {
+            return Err(Failure::invalid(operation, "its rows are scattered (suboffsets): copy it"));
+        }
+        let strides = match sizes(view.strides) {
+            Some(strides) => Some(in_elements(operation, strides, view.itemsize)?),
+            None => None,
+        };
+        Ok(Self {
+            address: view.buf.expose_provenance() as u64,
+            data_type,
+            layout: layout_of(operation, shape, strides)?,
+            device: SourceDevice::Host,
+            _keeper: keeper,
+        })
+    }
+
+    fn of_dlpack(operation: &'static str, object: &Bound<'_, PyAny>) -> Result<Self> {
+        let py = object.py();
+        let options = PyDict::new(py);
+        let device: (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
+        let device = dlpack::cuda_device(device.into());
+        let device = device.map_err(|cause| Failure::invalid(operation, cause))?;
+        if device.is_some() {
+            // Work is begun on the default stream.
+            options.set_item("stream", 1)?;
+        }
+        let old_options = options.copy()?;
+        options.set_item("max_version", (1, 1))?;
+        let capsule = match object.call_method("__dlpack__", (), Some(&options)) {
+            // A library of before version 1.
+            Err(error) if error.is_instance_of::<PyTypeError>(py) => {
+                object.call_method("__dlpack__", (), Some(&old_options))?
+            }
+            capsule => capsule?,
+        };
+        let take = |[name, used]: [&'static CStr; 2]| {
+            // SAFETY: it is checked whether it is a capsule of this name, which then has a tensor.
+            unsafe {
+                if ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) != 1 {
+                    return None;
+                }
+                let raw = ffi::PyCapsule_GetPointer(capsule.as_ptr(), name.as_ptr());
+                ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr());
+                Some(raw)
+            }
+        };
+        let (keeper, tensor): (_, *const dlpack::RawTensor) =
+            if let Some(raw) = take(dlpack::VERSIONED) {
+                let raw = raw.cast::<dlpack::Versioned>();
+                // SAFETY: a tensor of a capsule of this name.
+                (Keeper::Tensor(raw), unsafe { &raw const (*raw).tensor })
+            } else if let Some(raw) = take(dlpack::UNVERSIONED) {
+                let raw = raw.cast::<dlpack::Unversioned>();
+                // SAFETY: a tensor of a capsule of this name.
+                (Keeper::OldTensor(raw), unsafe { &raw const (*raw).tensor })
+            } else {
+                let cause = "__dlpack__ returned no capsule of DLPack";
+                return Err(Failure::invalid(operation, cause));
+            };
+        if let Keeper::Tensor(raw) = keeper {
+            // SAFETY: the version is the first field in all versions.
+            let [major, _] = unsafe { (*raw).version };
+            if major != 1 {
+                let cause = format!("its capsule has version {major} of DLPack, and 1 is known");
+                return Err(Failure::invalid(operation, cause));
+            }
+        }
+        // SAFETY: it lives as long as the keeper.
+        let tensor = unsafe { &*tensor };
+        let device = dlpack::cuda_device(tensor.device);
+        let device = device.map_err(|cause| Failure::invalid(operation, cause))?;
+        let data_type = DataType::from_codes(tensor.code, tensor.bits, tensor.lanes);
+        let data_type = data_type.ok_or_else(|| {
+            let (code, bits, lanes) = (tensor.code, tensor.bits, tensor.lanes);
+            let cause = format!("its elements have code {code}, {bits} bits and {lanes} lanes, which are unknown");
+            Failure::invalid(operation, cause)
+        })?;
+        let dimensions = usize::try_from(tensor.dimensions).unwrap_or(0);
+        let sizes = |start: *mut i64| match start.is_null() || dimensions == 0 {
+            true => None,
+            // SAFETY: that many numbers, which live as long as the tensor.
+            false => Some(unsafe { std::slice::from_raw_parts(start, dimensions) }),
+        };
+        let shape = sizes(tensor.shape).unwrap_or_default();
+        let shape: Vec<_> = shape.iter().map(|extent| (*extent).max(0) as u64).collect();
+        let strides = sizes(tensor.strides).map(<[i64]>::to_vec);
+        Ok(Self {
+            address: tensor.data.expose_provenance() as u64 + tensor.byte_offset,
+            data_type,
+            layout: layout_of(operation, shape, strides)?,
+            device: device.map_or(SourceDevice::Host, SourceDevice::Cuda),
+            _keeper: keeper,
+        })
+    }
+
+    fn of_interface(
+        operation: &'static str,
+        object: &Bound<'_, PyAny>,
+        name: &str,
+        is_cuda: bool,
+    ) -> Result<Self> {
+        let interface = object.getattr(name)?;
+        let interface = interface.cast::<PyDict>().map_err(PyErr::from)?;
+        let field = |field: &str| {
+            let missing = || Failure::invalid(operation, format!("its {name} has no \"{field}\""));
+            interface.get_item(field)?.ok_or_else(missing)
+        };
+        let type_name: String = field("typestr")?.extract()?;
+        let data_type = DataType::parse(&type_name).ok_or_else(|| {
+            let cause = format!("its elements have the type \"{type_name}\", which no message has");
+            Failure::invalid(operation, cause)
+        })?;
+        let shape: Vec<u64> = field("shape")?.extract()?;
+        let data = field("data")?;
+        let Ok((address, _)) = data.extract::<(u64, bool)>() else {
+            let cause = format!("its {name} has no address in \"data\"");
+            return Err(Failure::invalid(operation, cause));
+        };
+        let strides = match interface.get_item("strides")?.filter(|strides| !strides.is_none()) {
+            Some(strides) => {
+                let strides = strides.cast::<PyTuple>().map_err(PyErr::from)?;
+                let strides: Vec<isize> = strides.extract()?;
+                let item_size = data_type.item_size().unwrap_or(1) as isize;
+                Some(in_elements(operation, &strides, item_size)?)
+            }
+            None => None,
+        };
+        let device = match is_cuda {
+            // The driver knows the device of an address.
+            true => match gpu::PointerAttributes::of(address).and_then(|found| found.device) {
+                Some(device) => SourceDevice::Cuda(device.number),
+                None => {
+                    let cause = format!("{address:#x} is no address of a CUDA device");
+                    return Err(Failure::invalid(operation, cause));
+                }
+            },
+            false => SourceDevice::Host,
+        };
+        Ok(Self {
+            address,
+            data_type,
+            layout: layout_of(operation, shape, strides)?,
+            device,
+            _keeper: Keeper::Object { _object: object.clone().unbind() },
+        })
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    pub(crate) fn data_type(&self) -> DataType {
+        self.data_type
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    pub(crate) fn device(&self) -> SourceDevice {
+        self.device
+    }
+
+    /// Length in bytes, without gaps.
+    pub(crate) fn length(&self) -> u64 {
+        // Checked when it was made.
+        self.data_type.bytes(self.layout.elements()).unwrap_or(0)
+    }
+
+    /// Its first element; for memory of the host.
+    pub(crate) fn host_bytes(&self) -> HostBytes {
+        HostBytes { address: self.address }
+    }
+}
+
+impl HostBytes {
+    /// Copies an array of this layout that begins here, without gaps.
+    ///
+    /// # Safety
+    /// A source with this type and layout exists, in memory of the host; `into` has its length.
+    pub(crate) unsafe fn copy(self, data_type: DataType, layout: &Layout, into: *mut u8) {
+        let (row, offsets) = layout.rows();
+        // Elements of less than a byte are in contiguous arrays only.
+        let row_bytes = data_type.bytes(row).unwrap_or(0) as usize;
+        let item_size = data_type.item_size().unwrap_or(1) as i64;
+        let start: *const u8 = ptr::with_exposed_provenance(self.address as usize);
+        for (number, offset) in offsets.enumerate() {
+            let from = start.wrapping_offset((offset * item_size) as isize);
+            // SAFETY: the layout was checked: its rows are in the source, and fill the target.
+            unsafe { ptr::copy_nonoverlapping(from, into.add(number * row_bytes), row_bytes) };
+        }
+    }
+}
+
+fn in_elements(operation: &'static str, strides: &[isize], item_size: isize) -> Result<Vec<i64>> {
+    let in_elements = strides.iter().map(|stride| {
+        (item_size > 0 && stride % item_size == 0).then(|| (stride / item_size) as i64)
+    });
+    in_elements.collect::<Option<_>>().ok_or_else(|| {
+        let cause = format!("strides of {strides:?} bytes are no multiples of {item_size}, the size of an element");
+        Failure::invalid(operation, cause)
+    })
+}
+
+fn layout_of(operation: &'static str, shape: Vec<u64>, strides: Option<Vec<i64>>) -> Result<Layout> {
+    let described = format!("shape {shape:?} with strides {strides:?}");
+    let layout = match strides {
+        Some(strides) => Layout::strided(shape, strides),
+        None => Layout::contiguous(shape),
+    };
+    layout.ok_or_else(|| {
+        let cause = format!("{described}: at most 16 dimensions, and 2^63 elements");
+        Failure::invalid(operation, cause)
+    })
+}

@@ -1,0 +1,74 @@
+//! Errors, as exceptions of `fabricast.errors`.
+
+use pyo3::prelude::*;
+
+/// The result of a call.
+pub(crate) type Result<T> = std::result::Result<T, Failure>;
+
+/// Why a call failed.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Of the library: the class of the exception, the operation, and the text.
+    Library { class: String, operation: &'static str, text: String },
+    /// Of Python, for example `KeyboardInterrupt`.
+    Python(PyErr),
+}
+
+/// The classes of exceptions have the names of the kinds.
+macro_rules! from_errors {
+    ($($error:ty),*) => {
+        $(impl From<$error> for Failure {
+            fn from(error: $error) -> Self {
+                Self::Library {
+                    class: format!("{:?}", error.kind()),
+                    operation: error.operation(),
+                    text: error.to_string(),
+                }
+            }
+        })*
+    };
+}
+
+from_errors!(pubsub::Error, gpu::Error);
+
+impl Failure {
+    pub(crate) fn new(class: &str, operation: &'static str, cause: impl std::fmt::Display) -> Self {
+        let text = format!("{operation} failed: {cause}");
+        Self::Library { class: class.to_owned(), operation, text }
+    }
+
+    pub(crate) fn invalid(operation: &'static str, cause: impl std::fmt::Display) -> Self {
+        Self::new("InvalidArgument", operation, cause)
+    }
+
+    /// Is it an error of the library of this class?
+    pub(crate) fn is_of(&self, name: &str) -> bool {
+        matches!(self, Self::Library { class, .. } if class == name)
+    }
+}
+
+impl From<PyErr> for Failure {
+    fn from(error: PyErr) -> Self {
+        Self::Python(error)
+    }
+}
+
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Python(error) => error,
+            Failure::Library { class, operation, text } => Python::attach(|py| {
+                let made = (|| {
+                    let errors = py.import("fabricast.errors")?;
+                    let class = match errors.getattr(class.as_str()) {
+                        Ok(class) => class,
+                        // A kind without a class of its own.
+                        Err(_) => errors.getattr("Error")?,
+                    };
+                    class.call1((text, operation))
+                })();
+                made.map_or_else(|error| error, Self::from_value)
+            }),
+        }
+    }
+}

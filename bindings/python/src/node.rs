@@ -1,0 +1,224 @@
+//! Membership in a node.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use pubsub::{NetworkOptions, Node, NodeOptions, ServiceMode, TopicSettings};
+use pyo3::prelude::*;
+
+use crate::array;
+use crate::failure::{Failure, Result};
+use crate::layout::Layout;
+use crate::topic::PyTopic;
+use crate::waits::{Timeout, interruptibly};
+
+const JOIN: &str = "join node";
+const OPEN: &str = "open topic";
+/// How long a wait for a topic goes on after it was interrupted.
+const ATTEMPT: Duration = Duration::from_secs(1);
+
+/// A membership in a node: all processes with the same directory share a node, and its topics.
+///
+/// >>> import fabricast
+/// >>> with fabricast.Node(directory) as node:
+/// ...     topic = node.topic("numbers", dtype="int32", shape=(3,))
+/// ...     subscriber = topic.subscriber()
+/// ...     sent = topic.publisher().publish(array.array("i", [1, 2, 3]))
+/// ...     memoryview(subscriber.pull().array).tolist()
+/// [1, 2, 3]
+#[pyclass(frozen, name = "Node", module = "fabricast")]
+#[derive(Debug)]
+pub(crate) struct PyNode {
+    /// None after its close.
+    node: Mutex<Option<Node>>,
+}
+
+fn service_mode(name: &str) -> Result<ServiceMode> {
+    match name {
+        "embedded" => Ok(ServiceMode::Embedded),
+        "external" => Ok(ServiceMode::External),
+        "dedicated" => Ok(ServiceMode::Dedicated),
+        _ => {
+            let cause = format!("service=\"{name}\": embedded, external or dedicated");
+            Err(Failure::invalid(JOIN, cause))
+        }
+    }
+}
+
+impl PyNode {
+    fn node(&self, operation: &'static str) -> Result<Node> {
+        let node = self.node.lock().unwrap_or_else(PoisonError::into_inner);
+        node.clone().ok_or_else(|| Failure::new("Closed", operation, "the node was closed"))
+    }
+}
+
+#[pymethods]
+impl PyNode {
+    /// Joins a node. Options that are not given come from the environment (FABRICAST_DIRECTORY, …).
+    #[new]
+    #[pyo3(signature = (directory=None, *, label=None, service=None, service_timeout=None, listen=None,
+        peers=None, rendezvous=None, insecure=None, provider=None, source=None))]
+    #[allow(clippy::too_many_arguments)] // keywords
+    fn new(
+        py: Python<'_>,
+        directory: Option<PathBuf>,
+        label: Option<String>,
+        service: Option<&str>,
+        service_timeout: Option<f64>,
+        listen: Option<&str>,
+        peers: Option<Vec<String>>,
+        rendezvous: Option<String>,
+        insecure: Option<bool>,
+        provider: Option<String>,
+        source: Option<&str>,
+    ) -> Result<Self> {
+        let mut options = NodeOptions::from_environment()?;
+        options.directory = directory.unwrap_or(options.directory);
+        options.label = label.unwrap_or(options.label);
+        if let Some(name) = service {
+            options.service = service_mode(name)?;
+        }
+        if let Some(seconds) = service_timeout {
+            options.service_timeout = Duration::try_from_secs_f64(seconds).map_err(|_| {
+                Failure::invalid(JOIN, format!("service_timeout={seconds}: at least 0 seconds"))
+            })?;
+        }
+        let is_networked = listen.is_some() || peers.is_some() || rendezvous.is_some();
+        let mut network = match options.network.take() {
+            None if is_networked => Some(NetworkOptions::from_environment()?),
+            network => network,
+        };
+        if let Some(network) = &mut network {
+            if let Some(address) = listen {
+                let parsed = address.parse().map_err(|_| {
+                    let cause = format!("listen=\"{address}\": an address with a port, as 10.0.0.1:7700");
+                    Failure::invalid(JOIN, cause)
+                })?;
+                network.listen = Some(parsed);
+            }
+            network.peers = peers.unwrap_or_else(|| std::mem::take(&mut network.peers));
+            network.rendezvous = rendezvous.or(network.rendezvous.take());
+            network.insecure = insecure.unwrap_or(network.insecure);
+            network.provider = provider.or(network.provider.take());
+            if let Some(source) = source {
+                let parsed = source.parse().map_err(|_| {
+                    Failure::invalid(JOIN, format!("source=\"{source}\": an address as 10.0.0.1"))
+                })?;
+                network.source = Some(parsed);
+            }
+        }
+        options.network = network;
+        let node = interruptibly(py, JOIN, move || Node::join(options))?;
+        Ok(Self { node: Mutex::new(Some(node)) })
+    }
+
+    /// Opens a topic, and creates it if it does not exist. With `dtype` and `shape` its messages are
+    /// arrays of this type, and others are refused.
+    #[pyo3(signature = (name, *, dtype=None, shape=None, memory="host", reliability="reliable", depth=16,
+        largest=None, loans=4, release_deadline=5.0))]
+    #[allow(clippy::too_many_arguments)] // keywords
+    fn topic(
+        &self,
+        py: Python<'_>,
+        name: String,
+        dtype: Option<&Bound<'_, PyAny>>,
+        shape: Option<Vec<u64>>,
+        memory: &str,
+        reliability: &str,
+        depth: u32,
+        largest: Option<u64>,
+        loans: u32,
+        release_deadline: f64,
+    ) -> Result<PyTopic> {
+        let node = self.node(OPEN)?;
+        let mut settings = TopicSettings {
+            memory: memory.parse()?,
+            reliability: reliability.parse()?,
+            depth,
+            loans,
+            release_deadline: Duration::try_from_secs_f64(release_deadline).map_err(|_| {
+                let cause = format!("release_deadline={release_deadline}: at least 0 seconds");
+                Failure::invalid(OPEN, cause)
+            })?,
+            ..TopicSettings::default()
+        };
+        match (dtype, shape) {
+            (Some(dtype), Some(shape)) => {
+                let data_type = array::data_type_of(OPEN, dtype)?;
+                let described = format!("shape={shape:?}");
+                let layout = Layout::contiguous(shape);
+                let bytes = layout.as_ref().and_then(|layout| data_type.bytes(layout.elements()));
+                let (Some(layout), Some(bytes)) = (layout, bytes) else {
+                    let cause = format!("{described}: at most 16 dimensions, and 2^63 elements");
+                    return Err(Failure::invalid(OPEN, cause));
+                };
+                settings.type_name = Some(layout.type_name(data_type).parse()?);
+                settings.largest = bytes.max(1);
+            }
+            (None, None) => {}
+            _ => return Err(Failure::invalid(OPEN, "dtype and shape belong together")),
+        }
+        settings.largest = largest.unwrap_or(settings.largest);
+        let topic = interruptibly(py, OPEN, move || node.topic(&name, &settings))?;
+        PyTopic::new(topic)
+    }
+
+    /// Waits until a topic exists on this node or a connected one, and opens it with its settings.
+    #[pyo3(signature = (name, *, timeout=Some(30.0)))]
+    fn open(&self, py: Python<'_>, name: String, timeout: Option<f64>) -> Result<PyTopic> {
+        let node = self.node(OPEN)?;
+        let end = Timeout::new(OPEN, timeout)?.end();
+        loop {
+            let left = end.map_or(ATTEMPT, |end| end.saturating_duration_since(Instant::now()));
+            let (node, name) = (node.clone(), name.clone());
+            let opened =
+                interruptibly(py, OPEN, move || node.wait_for_topic(&name, left.min(ATTEMPT)));
+            let is_late = |error: &Failure| error.is_of("NotFound") || error.is_of("DeadlineExceeded");
+            match opened {
+                Err(error) if is_late(&error) && left > ATTEMPT => {}
+                Err(error) if is_late(&error) && end.is_none() => {}
+                opened => return PyTopic::new(opened?),
+            }
+        }
+    }
+
+    /// The identity of the node, which all its members share.
+    #[getter]
+    fn identity(&self) -> Result<String> {
+        Ok(self.node("get identity of node")?.identity())
+    }
+
+    /// The directory of its socket.
+    #[getter]
+    fn directory(&self) -> Result<PathBuf> {
+        Ok(self.node("get directory of node")?.directory().to_owned())
+    }
+
+    /// Topics, publishers, subscribers and peers, a dictionary for each, as JSON.
+    fn _report(&self, py: Python<'_>) -> Result<String> {
+        let node = self.node("report on node")?;
+        let rows = interruptibly(py, "report on node", move || node.report())?;
+        serde_json::to_string(&rows).map_err(|error| Failure::new("Failed", "report on node", error))
+    }
+
+    /// Leaves the node, when its publishers, subscribers and samples are gone, too.
+    fn close(&self, py: Python<'_>) {
+        let node = self.node.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(move || drop(node));
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) {
+        self.close(py);
+    }
+}

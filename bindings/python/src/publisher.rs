@@ -1,0 +1,429 @@
+//! Publishers, and messages that are written in place.
+#![allow(unsafe_code)]
+
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gpu::{DEFAULT_TIMEOUT, Device, DeviceName};
+use pubsub::{Attempt, Loan, MAX_METADATA, Publisher, Sent};
+use pyo3::exceptions::PyBufferError;
+use pyo3::prelude::*;
+
+use crate::array::{Array, Owner, Source, SourceDevice, data_type_of};
+use crate::data_type::DataType;
+use crate::failure::{Failure, Result};
+use crate::layout::Layout;
+use crate::streams::UsingStreams;
+use crate::waits::{Timeout, unless_late, wait};
+
+const PUBLISH: &str = "publish to topic";
+const NO_METADATA: &[u8] = b"";
+const LOAN: &str = "loan memory of topic";
+
+/// Publishes messages of a topic.
+#[pyclass(frozen, name = "Publisher", module = "fabricast")]
+#[derive(Debug)]
+pub(crate) struct PyPublisher {
+    /// None after its close.
+    publisher: Mutex<Option<Arc<Publisher>>>,
+    /// Type and shape of all messages.
+    array_type: Option<(DataType, Layout)>,
+}
+
+/// What happened to a published message.
+#[pyclass(frozen, name = "Sent", module = "fabricast", get_all)]
+#[derive(Debug)]
+pub(crate) struct PySent {
+    /// Its position in the order of the topic's messages on this node; None if it had no
+    /// subscriber, or was dropped.
+    position: Option<u64>,
+    /// Number of subscribers that it was delivered to.
+    subscribers: u32,
+    /// There was no room, and the topic drops messages then.
+    is_dropped: bool,
+}
+
+impl From<Sent> for PySent {
+    fn from(sent: Sent) -> Self {
+        let Sent { position, subscribers, is_dropped, .. } = sent;
+        Self { position, subscribers, is_dropped }
+    }
+}
+
+#[pymethods]
+impl PySent {
+    fn __repr__(&self) -> String {
+        let Self { position, subscribers, is_dropped } = self;
+        let position = position.map_or("None".to_owned(), |position| position.to_string());
+        let is_dropped = if *is_dropped { "True" } else { "False" };
+        format!("Sent(position={position}, subscribers={subscribers}, is_dropped={is_dropped})")
+    }
+}
+
+/// Type and shape of a message, and what its reader needs to know them.
+fn header(
+    topic: Option<&(DataType, Layout)>,
+    (data_type, layout): (DataType, &Layout),
+    metadata: &[u8],
+) -> Result<Vec<u8>> {
+    if let Some((expected, shape)) = topic
+        && (*expected != data_type || shape.shape() != layout.shape())
+    {
+        let cause = format!(
+            "an array of {}, but the messages of the topic are {}",
+            layout.type_name(data_type),
+            shape.type_name(*expected)
+        );
+        return Err(Failure::invalid(PUBLISH, cause));
+    }
+    // A reader takes plain bytes for what they are.
+    let is_known = topic.is_some() || (data_type == DataType::UINT8 && layout.shape().len() == 1);
+    let mut header = if is_known { Vec::new() } else { layout.header(data_type) };
+    header.extend(metadata);
+    if header.len() > MAX_METADATA {
+        let cause = format!(
+            "{} bytes of metadata, {} are the maximum for this array",
+            metadata.len(),
+            MAX_METADATA + metadata.len() - header.len()
+        );
+        return Err(Failure::invalid(PUBLISH, cause));
+    }
+    Ok(header)
+}
+
+/// Publishes a loan, on the streams that write it.
+fn publish(
+    py: Python<'_>,
+    loan: Loan,
+    streams: &UsingStreams,
+    timeout: Timeout,
+) -> Result<PySent> {
+    let stream = match loan.device() {
+        Some(device) => streams.joined(device)?,
+        None => None,
+    };
+    let mut next = Some(loan);
+    let cause = || "no room for the message".to_owned();
+    let sent = wait(py, PUBLISH, timeout, cause, |slice| {
+        let Some(loan) = next.take() else {
+            return Err(Failure::new("Closed", PUBLISH, "the message was published"));
+        };
+        let attempt = match &stream {
+            Some(stream) => loan.publish_on_within(stream, slice)?,
+            None => loan.publish_within(slice)?,
+        };
+        match attempt {
+            Attempt::Sent(sent) => Ok(Some(sent)),
+            Attempt::Full(loan) => {
+                next = Some(loan);
+                Ok(None)
+            }
+        }
+    })?;
+    Ok(sent.into())
+}
+
+impl PyPublisher {
+    pub(crate) fn new(publisher: Publisher, array_type: Option<(DataType, Layout)>) -> Self {
+        Self { publisher: Mutex::new(Some(Arc::new(publisher))), array_type }
+    }
+
+    fn publisher(&self, operation: &'static str) -> Result<Arc<Publisher>> {
+        let publisher = self.publisher.lock().unwrap_or_else(PoisonError::into_inner);
+        let closed = || Failure::new("Closed", operation, "the publisher was closed");
+        publisher.clone().ok_or_else(closed)
+    }
+
+    fn borrow(&self, py: Python<'_>, length: u64, timeout: Timeout) -> Result<Loan> {
+        let publisher = self.publisher(LOAN)?;
+        let cause = || format!("no room for {length} bytes");
+        wait(py, LOAN, timeout, cause, |slice| unless_late(publisher.loan(length, slice)))
+    }
+}
+
+/// Copies an array into a message.
+fn copy(py: Python<'_>, source: &Source, loan: &mut Loan, streams: &UsingStreams) -> Result<()> {
+    let (data_type, layout) = (source.data_type(), source.layout());
+    if source.length() == 0 {
+        return Ok(());
+    }
+    if data_type.item_size().is_none() && !layout.is_contiguous() {
+        let cause = format!("elements of {data_type} share bytes, and these have gaps: copy it first");
+        return Err(Failure::invalid(PUBLISH, cause));
+    }
+    match source.device() {
+        SourceDevice::Host => {
+            let (bytes, layout, device) = (source.host_bytes(), layout.clone(), loan.device());
+            py.detach(|| {
+                if device.is_some_and(|device| !is_emulated(device)) {
+                    let mut gathered = vec![0; loan.length() as usize];
+                    // SAFETY: of the source, which the caller keeps; of its length.
+                    unsafe { bytes.copy(data_type, &layout, gathered.as_mut_ptr()) };
+                    return Ok(loan.write(0, &gathered)?);
+                }
+                let target = ptr::with_exposed_provenance_mut(loan.address() as usize);
+                // SAFETY: of the source, which the caller keeps; the loan has its length, and
+                // memory of the host or of an emulated device.
+                unsafe { bytes.copy(data_type, &layout, target) };
+                Ok(())
+            })
+        }
+        SourceDevice::Cuda(number) => {
+            if !layout.is_contiguous() {
+                let cause = "the array on a device has gaps: make it contiguous first";
+                return Err(Failure::invalid(PUBLISH, cause));
+            }
+            let device = Device::open(DeviceName::cuda(number))?;
+            // SAFETY: of the source, which outlives the copy: it is waited for below, or by the
+            // message, which the framework's stream writes.
+            let memory = unsafe { device.adopt(source.address(), source.length(), ()) }?;
+            let stream = device.default_stream()?;
+            if loan.device().is_some() {
+                stream.copy(loan.slice(), &memory.whole())?;
+                streams.add(0);
+                return Ok(());
+            }
+            py.detach(|| {
+                let mut bytes = vec![0; loan.length() as usize];
+                stream.download(&memory.whole(), &mut bytes, DEFAULT_TIMEOUT)?;
+                Ok(loan.write(0, &bytes)?)
+            })
+        }
+    }
+}
+
+fn is_emulated(device: DeviceName) -> bool {
+    device.implementation == gpu::Implementation::Emulated
+}
+
+#[pymethods]
+impl PyPublisher {
+    /// Publishes a copy of an array or of bytes: of anything that has a buffer, DLPack or an array
+    /// interface. A reliable topic waits for room.
+    #[pyo3(signature = (array, *, metadata=NO_METADATA, timeout=Some(30.0)))]
+    fn publish(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        metadata: &[u8],
+        timeout: Option<f64>,
+    ) -> Result<PySent> {
+        let timeout = Timeout::new(PUBLISH, timeout)?;
+        let source = Source::of(PUBLISH, array)?;
+        let header =
+            header(self.array_type.as_ref(), (source.data_type(), source.layout()), metadata)?;
+        let mut loan = self.borrow(py, source.length(), timeout)?;
+        loan.set_metadata(&header)?;
+        let streams = UsingStreams::default();
+        copy(py, &source, &mut loan, &streams)?;
+        publish(py, loan, &streams, timeout)
+    }
+
+    /// Loans memory for a message, to be written in place: see `Loan`. The topic's type and shape
+    /// are the default.
+    #[pyo3(signature = (shape=None, dtype=None, *, timeout=Some(30.0)))]
+    fn loan(
+        &self,
+        py: Python<'_>,
+        shape: Option<Vec<u64>>,
+        dtype: Option<&Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+    ) -> Result<PyLoan> {
+        let timeout = Timeout::new(LOAN, timeout)?;
+        let (data_type, layout) = match (shape, &self.array_type) {
+            (None, Some((data_type, layout))) if dtype.is_none() => (*data_type, layout.clone()),
+            (None, _) => return Err(Failure::invalid(LOAN, "a shape is needed")),
+            (Some(shape), _) => {
+                let data_type = match dtype {
+                    Some(dtype) => data_type_of(LOAN, dtype)?,
+                    None => DataType::UINT8,
+                };
+                let cause = format!("shape={shape:?}: at most 16 dimensions, and 2^63 elements");
+                let layout = Layout::contiguous(shape);
+                (data_type, layout.ok_or_else(|| Failure::invalid(LOAN, cause))?)
+            }
+        };
+        let length = data_type.bytes(layout.elements());
+        let length = length.ok_or_else(|| Failure::invalid(LOAN, "too many bytes"))?;
+        // Before the memory: a wrong type is reported at once.
+        header(self.array_type.as_ref(), (data_type, &layout), &[])?;
+        let loan = self.borrow(py, length, timeout)?;
+        let memory = LoanMemory { loan: Mutex::new(loan), streams: UsingStreams::default() };
+        Ok(PyLoan {
+            memory: Mutex::new(Some(Arc::new(memory))),
+            data_type,
+            layout,
+            topic: self.array_type.clone(),
+        })
+    }
+
+    /// Waits until this many subscribers would receive a message. Returns their number.
+    #[pyo3(signature = (count=1, *, timeout=Some(30.0)))]
+    fn wait_for_subscribers(&self, py: Python<'_>, count: u32, timeout: Option<f64>) -> Result<u32> {
+        let operation = "wait for subscribers";
+        let (publisher, timeout) = (self.publisher(operation)?, Timeout::new(operation, timeout)?);
+        let cause = || format!("fewer than {count} subscribers");
+        wait(py, operation, timeout, cause, |slice| {
+            unless_late(publisher.wait_for_subscribers(count, slice))
+        })
+    }
+
+    /// Number of subscribers that would receive a message.
+    #[getter]
+    fn subscribers(&self) -> Result<u32> {
+        Ok(self.publisher("count subscribers")?.subscribers())
+    }
+
+    /// Its topic's name.
+    #[getter]
+    fn topic(&self) -> Result<String> {
+        Ok(self.publisher("get topic of publisher")?.topic().to_owned())
+    }
+
+    /// Closes it, when its loans are gone, too.
+    fn close(&self, py: Python<'_>) {
+        let publisher = self.publisher.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(move || drop(publisher));
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) {
+        self.close(py);
+    }
+}
+
+/// The memory of a message that is being written.
+#[derive(Debug)]
+struct LoanMemory {
+    loan: Mutex<Loan>,
+    streams: UsingStreams,
+}
+
+impl LoanMemory {
+    fn lock(&self) -> MutexGuard<'_, Loan> {
+        self.loan.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Owner for LoanMemory {
+    fn read(&self, into: &mut [u8]) -> Result<()> {
+        let loan = self.lock();
+        match loan.device().filter(|device| !is_emulated(*device)) {
+            Some(device) => {
+                let stream = Device::open(device)?.default_stream()?;
+                Ok(stream.download(loan.slice(), into, DEFAULT_TIMEOUT)?)
+            }
+            None => {
+                let from: *const u8 = ptr::with_exposed_provenance(loan.address() as usize);
+                // SAFETY: memory of the host of this length, which the loan keeps.
+                unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+                Ok(())
+            }
+        }
+    }
+
+    fn used_by(&self, stream: u64) -> Result<()> {
+        self.streams.add(stream);
+        Ok(())
+    }
+}
+
+/// Memory of a message that is written in place and then published. Without `publish` it is given
+/// back.
+///
+/// >>> with publisher.loan((2, 2), "float32") as loan:
+/// ...     memoryview(loan.array).cast("B")[:] = bytes(16)
+#[pyclass(frozen, name = "Loan", module = "fabricast")]
+#[derive(Debug)]
+pub(crate) struct PyLoan {
+    /// None after it was published or given back.
+    memory: Mutex<Option<Arc<LoanMemory>>>,
+    data_type: DataType,
+    layout: Layout,
+    topic: Option<(DataType, Layout)>,
+}
+
+impl PyLoan {
+    fn memory(&self) -> MutexGuard<'_, Option<Arc<LoanMemory>>> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl PyLoan {
+    /// Its memory, as an array to be written.
+    #[getter]
+    fn array(&self) -> Result<Array> {
+        let memory = self.memory().clone();
+        let memory = memory.ok_or_else(|| {
+            Failure::new("Closed", "access loan", "it was published or given back")
+        })?;
+        let (address, device) = {
+            let loan = memory.lock();
+            (loan.address(), loan.device())
+        };
+        let kind = (self.data_type, self.layout.clone());
+        Ok(Array::new((address, device), kind, false, memory))
+    }
+
+    /// Publishes it. A reliable topic waits for room. `BufferError` if views of its array exist:
+    /// nothing may be written after it was published.
+    #[pyo3(signature = (*, metadata=NO_METADATA, timeout=Some(30.0)))]
+    fn publish(&self, py: Python<'_>, metadata: &[u8], timeout: Option<f64>) -> Result<PySent> {
+        let timeout = Timeout::new(PUBLISH, timeout)?;
+        let header = header(self.topic.as_ref(), (self.data_type, &self.layout), metadata)?;
+        let memory = {
+            let mut held = self.memory();
+            let memory = held.take().ok_or_else(|| {
+                Failure::new("Closed", PUBLISH, "the loan was published or given back")
+            })?;
+            match Arc::try_unwrap(memory) {
+                Ok(memory) => memory,
+                Err(shared) => {
+                    *held = Some(shared);
+                    let cause = "publish to topic failed: views of the loan's array exist, which could \
+                                 write to the message. Delete them first (del)";
+                    return Err(PyBufferError::new_err(cause).into());
+                }
+            }
+        };
+        let LoanMemory { loan, streams } = memory;
+        let mut loan = loan.into_inner().unwrap_or_else(PoisonError::into_inner);
+        loan.set_metadata(&header)?;
+        publish(py, loan, &streams, timeout)
+    }
+
+    /// Gives the memory back without publishing it, when views of its array are gone, too.
+    fn discard(&self) {
+        drop(self.memory().take());
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// Publishes it, or gives it back after an exception.
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> Result<()> {
+        if !kind.is_none() {
+            self.discard();
+        } else if self.memory().is_some() {
+            self.publish(py, NO_METADATA, Some(30.0))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,40 @@
+//! CUDA streams of other libraries that use memory of a message.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+use gpu::{Device, DeviceName, Stream};
+
+use crate::failure::Result;
+
+/// The streams that use the memory, by their handles.
+#[derive(Debug, Default)]
+pub(crate) struct UsingStreams(Mutex<BTreeSet<u64>>);
+
+impl UsingStreams {
+    /// Work on this stream uses it from now on.
+    pub(crate) fn add(&self, handle: u64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(handle);
+    }
+
+    /// One stream that waits for the work on all of them; None if there are none.
+    pub(crate) fn joined(&self, device: DeviceName) -> Result<Option<Stream>> {
+        let handles = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut joined: Option<Stream> = None;
+        for handle in handles {
+            let stream = adopt(device, handle)?;
+            match &joined {
+                Some(first) => first.wait_for(&stream.point()?)?,
+                None => joined = Some(stream),
+            }
+        }
+        Ok(joined)
+    }
+}
+
+fn adopt(device: DeviceName, handle: u64) -> Result<Stream> {
+    // SAFETY: a consumer of DLPack passed its stream: it is of this device, and lives as long as
+    // the framework that made it.
+    Ok(unsafe { Device::open(device)?.adopt_stream(handle) }?)
+}

@@ -1,0 +1,325 @@
+//! Subscribers and the messages that they hold.
+#![allow(unsafe_code)]
+
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pubsub::{Event, MemoryLocation, Sample, Subscriber};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::array::{Array, Owner};
+use crate::data_type::DataType;
+use crate::failure::{Failure, Result};
+use crate::layout::Layout;
+use crate::streams::UsingStreams;
+use crate::waits::{Timeout, unless_late, wait};
+
+const PULL: &str = "pull from topic";
+
+/// Receives the messages of a topic, in order. An iterator of samples, also for `async for`.
+#[pyclass(frozen, name = "Subscriber", module = "fabricast")]
+#[derive(Debug)]
+pub(crate) struct PySubscriber {
+    /// None after its close. It is locked only without the lock of the interpreter, or for short.
+    subscriber: Mutex<Option<Subscriber>>,
+    topic: String,
+    /// Type and shape of all messages.
+    array_type: Option<(DataType, Layout)>,
+}
+
+fn closed(operation: &'static str) -> Failure {
+    Failure::new("Closed", operation, "the subscriber was closed")
+}
+
+impl PySubscriber {
+    pub(crate) fn new(subscriber: Subscriber, array_type: Option<(DataType, Layout)>) -> Self {
+        let topic = subscriber.topic().to_owned();
+        Self { subscriber: Mutex::new(Some(subscriber)), topic, array_type }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Subscriber>> {
+        self.subscriber.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls it without the lock of the interpreter: another thread may pull from it.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        operation: &'static str,
+        call: impl FnOnce(&mut Subscriber) -> pubsub::Result<T> + Send,
+    ) -> Result<T> {
+        py.detach(|| {
+            let mut subscriber = self.lock();
+            Ok(call(subscriber.as_mut().ok_or_else(|| closed(operation))?)?)
+        })
+    }
+
+    fn sample(&self, sample: Sample) -> PySample {
+        let metadata = sample.metadata();
+        let length = sample.length();
+        let found = Layout::from_header(&metadata, length);
+        let (data_type, layout, rest) = found
+            .or_else(|| {
+                let (data_type, layout) = self.array_type.clone()?;
+                let has_length = data_type.bytes(layout.elements()) == Some(length);
+                has_length.then_some((data_type, layout, &*metadata))
+            })
+            .or_else(|| Some((DataType::UINT8, Layout::contiguous(vec![length])?, &*metadata)))
+            // A message is shorter than that.
+            .unwrap_or_else(|| (DataType::UINT8, Layout::empty(), &*metadata));
+        let metadata = rest.to_vec();
+        let memory = SampleMemory { sample: Mutex::new(Some(sample)), streams: UsingStreams::default() };
+        PySample { memory: Mutex::new(Some(Arc::new(memory))), data_type, layout, metadata }
+    }
+}
+
+#[pymethods]
+impl PySubscriber {
+    /// Waits for the next message.
+    #[pyo3(signature = (*, timeout=Some(30.0)))]
+    fn pull(&self, py: Python<'_>, timeout: Option<f64>) -> Result<PySample> {
+        let timeout = Timeout::new(PULL, timeout)?;
+        let cause = || format!("topic \"{}\" has no message", self.topic);
+        let sample = wait(py, PULL, timeout, cause, |slice| {
+            let mut subscriber = self.lock();
+            let subscriber = subscriber.as_mut().ok_or_else(|| closed(PULL))?;
+            unless_late(subscriber.pull(slice))
+        })?;
+        Ok(self.sample(sample))
+    }
+
+    /// The next message, or None if there is none now.
+    fn try_pull(&self, py: Python<'_>) -> Result<Option<PySample>> {
+        let pulled = self.with(py, PULL, Subscriber::try_pull)?;
+        Ok(pulled.map(|sample| self.sample(sample)))
+    }
+
+    /// A descriptor for select, poll and asyncio, which is readable while there may be messages.
+    fn fileno(&self, py: Python<'_>) -> Result<i32> {
+        let operation = "get descriptor of subscriber";
+        self.with(py, operation, |subscriber| Ok(subscriber.descriptor()?.as_raw_fd()))
+    }
+
+    /// The next event that is no message, as a dictionary; None without one.
+    fn poll_event<'py>(&self, py: Python<'py>) -> Result<Option<Bound<'py, PyDict>>> {
+        let event = self.with(py, "poll event of subscriber", |subscriber| Ok(subscriber.poll_event()))?;
+        let Some(event) = event else { return Ok(None) };
+        let fields = PyDict::new(py);
+        match event {
+            Event::Gap { missed } => {
+                fields.set_item("event", "gap")?;
+                fields.set_item("missed", missed)?;
+            }
+            Event::PublisherLost { publisher } => {
+                fields.set_item("event", "publisher-lost")?;
+                fields.set_item("publisher", publisher.as_u64())?;
+            }
+            Event::RemotePublisherLost { node, publisher } => {
+                fields.set_item("event", "remote-publisher-lost")?;
+                fields.set_item("node", PyBytes::new(py, &node))?;
+                fields.set_item("publisher", publisher.as_u64())?;
+            }
+            Event::Evicted { held_for } => {
+                fields.set_item("event", "evicted")?;
+                fields.set_item("held_for", held_for.map(|held_for| held_for.as_secs_f64()))?;
+            }
+            other => fields.set_item("event", format!("{other:?}"))?,
+        }
+        Ok(Some(fields))
+    }
+
+    /// Number of messages that it missed.
+    #[getter]
+    fn missed(&self, py: Python<'_>) -> Result<u64> {
+        self.with(py, "count missed messages", |subscriber| Ok(subscriber.missed()))
+    }
+
+    /// Its topic's name.
+    #[getter]
+    fn topic(&self) -> &str {
+        &self.topic
+    }
+
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// Waits for the next message; the iteration ends when the subscriber is closed.
+    fn __next__(&self, py: Python<'_>) -> Result<Option<PySample>> {
+        if self.with(py, PULL, |_| Ok(())).is_err_and(|error| error.is_of("Closed")) {
+            return Ok(None);
+        }
+        self.pull(py, None).map(Some)
+    }
+
+    fn __aiter__<'py>(slf: Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("fabricast._asyncio")?.getattr("Samples")?.call1((slf,))
+    }
+
+    /// Closes it. Samples that were pulled stay.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| drop(self.lock().take()));
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) {
+        self.close(py);
+    }
+}
+
+/// The memory of a message that was pulled. It is released with the last array and view of it.
+#[derive(Debug)]
+struct SampleMemory {
+    /// None while it is dropped.
+    sample: Mutex<Option<Sample>>,
+    streams: UsingStreams,
+}
+
+impl SampleMemory {
+    fn with<T>(&self, call: impl FnOnce(&Sample) -> T) -> Option<T> {
+        self.sample.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(call)
+    }
+}
+
+impl Owner for SampleMemory {
+    fn read(&self, into: &mut [u8]) -> Result<()> {
+        match self.with(|sample| sample.read(0, into)) {
+            Some(read) => Ok(read?),
+            None => Err(Failure::new("Closed", "read message of topic", "it was released")),
+        }
+    }
+
+    fn used_by(&self, stream: u64) -> Result<()> {
+        self.streams.add(stream);
+        Ok(())
+    }
+}
+
+impl Drop for SampleMemory {
+    /// Work that reads it may not be done yet: then the stream releases it.
+    fn drop(&mut self) {
+        let sample = self.sample.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(sample) = sample else { return };
+        let MemoryLocation::Device(device) = sample.place() else { return };
+        match self.streams.joined(device) {
+            // The end of the process, or a device that failed: it is released at once.
+            Ok(None) | Err(_) => {}
+            Ok(Some(stream)) => drop(sample.release_on(&stream)),
+        }
+    }
+}
+
+/// A message. It is held until it and all views of its array are gone.
+#[pyclass(frozen, name = "Sample", module = "fabricast")]
+#[derive(Debug)]
+pub(crate) struct PySample {
+    /// None after its release.
+    memory: Mutex<Option<Arc<SampleMemory>>>,
+    data_type: DataType,
+    layout: Layout,
+    metadata: Vec<u8>,
+}
+
+impl PySample {
+    fn memory(&self, operation: &'static str) -> Result<Arc<SampleMemory>> {
+        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        memory.clone().ok_or_else(|| Failure::new("Closed", operation, "the sample was released"))
+    }
+
+    fn get<T>(&self, operation: &'static str, get: impl FnOnce(&Sample) -> T) -> Result<T> {
+        let found = self.memory(operation)?.with(get);
+        found.ok_or_else(|| Failure::new("Closed", operation, "the sample was released"))
+    }
+}
+
+#[pymethods]
+impl PySample {
+    /// Its memory, as a read-only array.
+    #[getter]
+    fn array(&self) -> Result<Array> {
+        let operation = "access sample";
+        let memory = self.memory(operation)?;
+        let (address, place) = self.get(operation, |sample| (sample.address(), sample.place()))?;
+        let device = match place {
+            MemoryLocation::Host => None,
+            MemoryLocation::Device(device) => Some(device),
+        };
+        Ok(Array::new((address, device), (self.data_type, self.layout.clone()), true, memory))
+    }
+
+    /// Bytes that its publisher attached.
+    #[getter]
+    fn metadata(&self) -> &[u8] {
+        &self.metadata
+    }
+
+    /// Whether it is still held. It is not if its subscriber was evicted: then its memory may belong
+    /// to another message.
+    #[getter]
+    fn is_valid(&self) -> Result<bool> {
+        self.get("check sample", Sample::is_valid)
+    }
+
+    /// Its number among the messages of its publisher, from 1 on.
+    #[getter]
+    fn sequence(&self) -> Result<u64> {
+        self.get("get sequence of sample", Sample::sequence)
+    }
+
+    /// Its publisher: unique on the node of its origin.
+    #[getter]
+    fn publisher(&self) -> Result<u64> {
+        self.get("get publisher of sample", |sample| sample.publisher().as_u64())
+    }
+
+    /// Identity of the node that published it; None for this one.
+    #[getter]
+    fn origin<'py>(&self, py: Python<'py>) -> Result<Option<Bound<'py, PyBytes>>> {
+        let origin = self.get("get origin of sample", Sample::origin)?;
+        Ok(origin.map(|origin| PyBytes::new(py, &origin)))
+    }
+
+    /// When it was published, in nanoseconds since 1970, by the clock of its publisher's node.
+    #[getter]
+    fn published_at(&self) -> Result<u64> {
+        self.get("get time of sample", Sample::published_at)
+    }
+
+    /// How it came here: `"shared-memory"`, `"ring"`, …
+    #[getter]
+    fn path(&self) -> Result<String> {
+        self.get("get path of sample", |sample| sample.path().to_string())
+    }
+
+    /// Gives it up. Its memory is released when all views of its array are gone, too.
+    fn release(&self) {
+        drop(self.memory.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        _kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) {
+        self.release();
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<fabricast.Sample of {}>", self.layout.type_name(self.data_type))
+    }
+}

@@ -1,0 +1,111 @@
+//! Waits: without the lock of the interpreter, and ended by Ctrl-C.
+
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::RecvTimeoutError;
+use pyo3::marker::Ungil;
+use pyo3::prelude::*;
+
+use crate::failure::{Failure, Result};
+
+/// After this time at the latest Python's signal handlers run.
+const SLICE: Duration = Duration::from_millis(50);
+/// The longest timeout; more is no timeout.
+const LONGEST: f64 = 1e9;
+
+/// A timeout of a caller: seconds, or None for none.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Timeout(Option<Duration>);
+
+impl Timeout {
+    pub(crate) fn new(operation: &'static str, seconds: Option<f64>) -> Result<Self> {
+        match seconds {
+            Some(seconds) if seconds.is_nan() || seconds < 0.0 => {
+                let cause = format!("timeout={seconds}: at least 0 seconds, or None for no timeout");
+                Err(Failure::invalid(operation, cause))
+            }
+            Some(seconds) if seconds < LONGEST => Ok(Self(Some(Duration::from_secs_f64(seconds)))),
+            _ => Ok(Self(None)),
+        }
+    }
+
+    pub(crate) fn is_zero(self) -> bool {
+        self.0.is_some_and(|timeout| timeout.is_zero())
+    }
+
+    /// When it is over; None for never.
+    pub(crate) fn end(self) -> Option<Instant> {
+        self.0.map(|timeout| Instant::now() + timeout)
+    }
+
+    fn text(self) -> String {
+        self.0.map_or_else(String::new, |timeout| format!(" within {} s", timeout.as_secs_f64()))
+    }
+}
+
+/// Calls `step` with short timeouts until it returns something. Between the steps Python's signal
+/// handlers run.
+///
+/// # Errors
+/// Those of `step`; `WouldBlock` or `DeadlineExceeded`, with `cause`; exceptions of signal handlers.
+pub(crate) fn wait<T: Ungil + Send>(
+    py: Python<'_>,
+    operation: &'static str,
+    timeout: Timeout,
+    cause: impl Fn() -> String,
+    mut step: impl FnMut(Duration) -> Result<Option<T>> + Send,
+) -> Result<T> {
+    let end = timeout.end();
+    loop {
+        let left = end.map_or(SLICE, |end| end.saturating_duration_since(Instant::now()));
+        let step = &mut step;
+        if let Some(found) = py.detach(move || step(left.min(SLICE)))? {
+            return Ok(found);
+        }
+        py.check_signals()?;
+        if timeout.is_zero() {
+            return Err(Failure::new("WouldBlock", operation, cause()));
+        }
+        if end.is_some_and(|end| Instant::now() >= end) {
+            let cause = format!("{}{}", cause(), timeout.text());
+            return Err(Failure::new("DeadlineExceeded", operation, cause));
+        }
+    }
+}
+
+/// None for an error that means that the step was too short.
+pub(crate) fn unless_late<T>(result: pubsub::Result<T>) -> Result<Option<T>> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == pubsub::ErrorKind::DeadlineExceeded => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes a call that has a deadline of its own, in a thread, so that Ctrl-C ends the wait for it.
+/// Then the call goes on, and its result is dropped.
+///
+/// # Errors
+/// Those of the call; exceptions of signal handlers.
+pub(crate) fn interruptibly<T: Send + 'static>(
+    py: Python<'_>,
+    operation: &'static str,
+    call: impl FnOnce() -> pubsub::Result<T> + Send + 'static,
+) -> Result<T> {
+    let (sender, receiver) = crossbeam_channel::bounded(1);
+    let started = std::thread::Builder::new().name("fabricast-call".to_owned()).spawn(move || {
+        // Without a receiver the caller was interrupted.
+        let _ = sender.send(call());
+    });
+    started.map_err(|error| Failure::new("TooMany", operation, error))?;
+    loop {
+        let receiver = &receiver;
+        match py.detach(move || receiver.recv_timeout(SLICE)) {
+            Ok(done) => return Ok(done?),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Failure::new("Failed", operation, "its thread ended"));
+            }
+        }
+    }
+}

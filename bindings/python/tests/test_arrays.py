@@ -1,0 +1,173 @@
+"""Arrays in messages, by each protocol."""
+
+import array
+import ctypes
+import gc
+
+import fabricast
+import pytest
+
+numpy = pytest.importorskip("numpy")
+
+NUMPY_TYPES = [
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
+    "float64", "complex64", "complex128",
+]
+
+
+@pytest.mark.parametrize("dtype", NUMPY_TYPES)
+@pytest.mark.parametrize("shape", [(), (5,), (3, 4), (2, 3, 4), (0,), (3, 0, 2), (1, 1)])
+def test_arrays_of_numpy_arrive_with_type_and_shape(exchange, dtype, shape):
+    count = int(numpy.prod(shape))
+    sent = numpy.arange(count).reshape(shape).astype(dtype)
+    sample = exchange(sent)
+    assert (sample.array.dtype, sample.array.shape) == (dtype, shape)
+    for received in (numpy.asarray(sample.array), numpy.from_dlpack(sample.array)):
+        assert received.dtype == sent.dtype and received.shape == sent.shape
+        assert numpy.array_equal(received, sent)
+        assert not received.flags.writeable and not received.flags.owndata
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda it: it[::2],
+        lambda it: it[:, 1:4],
+        lambda it: it.T,
+        lambda it: it[::-1],
+        lambda it: it[:, ::-2],
+        lambda it: numpy.broadcast_to(it[0], (3, 8)),
+        lambda it: it.reshape(2, 4, 8).transpose(2, 0, 1)[::3],
+    ],
+)
+def test_strided_arrays_are_gathered(exchange, view):
+    sent = view(numpy.arange(64, dtype="int32").reshape(8, 8))
+    assert numpy.array_equal(numpy.asarray(exchange(sent).array), sent)
+
+
+class OnlyDlpack:
+    def __init__(self, inner, is_old):
+        self.inner, self.is_old = inner, is_old
+
+    def __dlpack_device__(self):
+        return self.inner.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        if self.is_old and "max_version" in options:
+            raise TypeError("unexpected keyword max_version")
+        return self.inner.__dlpack__(**options)
+
+
+class OnlyInterface:
+    def __init__(self, inner):
+        self.inner = inner
+        self.__array_interface__ = inner.__array_interface__
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_arrays_by_dlpack(exchange, is_old):
+    sent = numpy.arange(24, dtype="float32").reshape(4, 6)[:, ::2]
+    assert numpy.array_equal(numpy.asarray(exchange(OnlyDlpack(sent, is_old)).array), sent)
+
+
+def test_arrays_by_array_interface(exchange):
+    sent = numpy.arange(24, dtype="<i8").reshape(4, 6)[::-1]
+    assert numpy.array_equal(numpy.asarray(exchange(OnlyInterface(sent)).array), sent)
+
+
+@pytest.mark.parametrize("sent", [b"bytes", bytearray(b"abc"), memoryview(b"view"), b""])
+def test_bytes_are_messages_without_a_header(exchange, sent):
+    sample = exchange(sent, metadata=b"from a camera")
+    assert (sample.array.dtype, sample.array.shape) == ("uint8", (len(sent),))
+    assert (sample.array.tobytes(), sample.metadata) == (bytes(sent), b"from a camera")
+
+
+def test_arrays_of_the_standard_library(exchange):
+    assert memoryview(exchange(array.array("d", [1.5, 2.5])).array).tolist() == [1.5, 2.5]
+    rows = ((ctypes.c_int * 2) * 2)((1, 2), (3, 4))
+    assert memoryview(exchange(rows).array).tolist() == [[1, 2], [3, 4]]
+
+
+def test_samples_can_be_published_again(exchange):
+    first = exchange(numpy.arange(6, dtype="uint16").reshape(2, 3))
+    second = exchange(first.array)
+    assert numpy.array_equal(numpy.asarray(second.array), numpy.arange(6).reshape(2, 3))
+
+
+def test_other_objects_are_refused(exchange):
+    for refused, exception, words in [
+        (object(), TypeError, "is no array"),
+        ("text", TypeError, "is no array"),
+        (numpy.zeros(3, dtype=object), ValueError, 'format "O"'),
+        (numpy.zeros(3, dtype=">i4"), ValueError, 'format ">i"'),
+        (numpy.zeros(3, dtype="U4"), ValueError, "format"),
+    ]:
+        with pytest.raises(exception, match=words):
+            exchange(refused)
+
+
+def test_memory_stays_as_long_as_a_view(node, name):
+    topic = node.topic(name, depth=2, largest=4096)
+    with topic.subscriber() as subscriber, topic.publisher() as publisher:
+        publisher.publish(numpy.full(1024, 7, "uint8"))
+        sample = subscriber.pull(timeout=10)
+        view = numpy.asarray(sample.array)
+        sample.release()
+        with pytest.raises(fabricast.errors.Closed, match="released"):
+            sample.array
+        publisher.publish(bytes(1024))
+        with pytest.raises(TimeoutError, match="no room"):
+            publisher.publish(bytes(1024), timeout=0.1)
+        assert (view == 7).all()
+        del view
+        gc.collect()
+        publisher.publish(bytes(1024), timeout=10)
+
+
+def test_read_only_arrays_are_not_written(exchange):
+    sample = exchange(numpy.arange(4, dtype="int32"))
+    assert sample.array.readonly
+    assert memoryview(sample.array).readonly
+    with pytest.raises(ValueError):
+        numpy.asarray(sample.array)[0] = 1
+    with pytest.raises(BufferError, match="read-only"):
+        sample.array.__dlpack__()
+    copied = numpy.from_dlpack(sample.array, copy=True)
+    copied[0] = 9
+    assert numpy.asarray(sample.array)[0] == 0
+
+
+def test_unconsumed_capsules_release_the_message(node, name):
+    topic = node.topic(name, depth=1, largest=64)
+    with topic.subscriber() as subscriber, topic.publisher() as publisher:
+        publisher.publish(b"first")
+        capsule = subscriber.pull(timeout=10).array.__dlpack__(max_version=(1, 0))
+        with pytest.raises(TimeoutError):
+            publisher.publish(b"second", timeout=0.1)
+        del capsule
+        publisher.publish(b"second", timeout=10)
+
+
+def test_narrow_types_are_carried(node, name):
+    topic = node.topic(name)
+    with topic.subscriber() as subscriber, topic.publisher() as publisher:
+        for dtype, bits in [("bfloat16", 16), ("float8_e4m3fn", 8), ("float4_e2m1fn", 4), ("int4", 4)]:
+            with publisher.loan((3, 8), dtype) as loan:
+                assert (loan.array.dtype, loan.array.nbytes) == (dtype, 3 * 8 * bits // 8)
+                with pytest.raises(AttributeError, match="DLPack"):
+                    loan.array.__array_interface__
+            sample = subscriber.pull(timeout=10)
+            assert (sample.array.dtype, sample.array.shape) == (dtype, (3, 8))
+            again = publisher.publish(sample.array)
+            assert again.subscribers == 1
+            assert subscriber.pull(timeout=10).array.dtype == dtype
+
+
+def test_torch_reads_in_place(exchange):
+    torch = pytest.importorskip("torch")
+    for dtype in [torch.float32, torch.bfloat16, torch.int64, torch.float8_e4m3fn, torch.bool]:
+        sent = torch.arange(12).reshape(3, 4).to(dtype)
+        received = torch.from_dlpack(exchange(sent).array)
+        assert received.dtype == dtype and torch.equal(received.view(torch.uint8), sent.view(torch.uint8))
+    with pytest.raises(BufferError):
+        exchange(torch.zeros(3, requires_grad=True))

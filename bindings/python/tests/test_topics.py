@@ -1,0 +1,290 @@
+"""Nodes, topics, publishers and subscribers."""
+
+import asyncio
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import fabricast
+import pytest
+from fabricast import errors
+
+DEADLINE = 30
+
+
+def test_typed_topics_check_type_and_shape(node, name):
+    topic = node.topic(name, dtype="float32", shape=(2, 3))
+    assert (topic.type_name, topic.largest) == ("float32[2,3]", 24)
+    with topic.publisher() as publisher, topic.subscriber() as subscriber:
+        with pytest.raises(ValueError, match=r"uint8\[5\], but the messages of the topic are float32\[2,3\]"):
+            publisher.publish(b"bytes")
+        with publisher.loan() as loan:
+            memoryview(loan.array).cast("B")[:] = bytes(range(24))
+        sample = subscriber.pull(timeout=DEADLINE)
+        assert (sample.array.dtype, sample.array.shape) == ("float32", (2, 3))
+        assert (sample.array.tobytes(), sample.metadata) == (bytes(range(24)), b"")
+    with pytest.raises(errors.SettingsDiffer, match="type"):
+        node.topic(name, dtype="float64", shape=(2, 3))
+    assert node.open(name).type_name == "float32[2,3]"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dtype": "float33", "shape": (1,)}, 'unknown dtype "float33"'),
+        ({"dtype": "int8"}, "dtype and shape belong together"),
+        ({"shape": (1,)}, "dtype and shape belong together"),
+        ({"dtype": "int8", "shape": (1,) * 17}, "at most 16 dimensions"),
+        ({"dtype": "int8", "shape": (1 << 62, 4)}, "at most 16 dimensions"),
+        ({"memory": "disk"}, '"disk" is not like host'),
+        ({"reliability": "maybe"}, '"maybe" is not reliable'),
+        ({"release_deadline": -1.0}, "at least 0 seconds"),
+    ],
+)
+def test_invalid_settings(node, name, options, words):
+    with pytest.raises(ValueError, match=words):
+        node.topic(name, **options)
+
+
+def test_errors_have_kinds_and_the_operation(node, name):
+    with pytest.raises(errors.NotFound, match=name) as caught:
+        node.open(name, timeout=0.1)
+    assert isinstance(caught.value, LookupError) and caught.value.operation
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), str(again), again.operation) == (errors.NotFound, str(caught.value), caught.value.operation)
+    subscriber = node.topic(name).subscriber()
+    with pytest.raises(BlockingIOError):
+        subscriber.pull(timeout=0)
+    with pytest.raises(TimeoutError, match="within 0.1 s"):
+        subscriber.pull(timeout=0.1)
+    with pytest.raises(ValueError, match="timeout=-1"):
+        subscriber.pull(timeout=-1)
+    assert subscriber.try_pull() is None
+    publisher = node.open(name).publisher()
+    with pytest.raises(errors.TooLong):
+        publisher.publish(bytes((1 << 20) + 1))
+    with pytest.raises(ValueError, match="257 bytes of metadata"):
+        publisher.publish(b"", metadata=bytes(257))
+    publisher.close()
+    with pytest.raises(errors.Closed):
+        publisher.publish(b"")
+
+
+def test_loans_are_not_published_while_views_exist(node, name):
+    topic = node.topic(name)
+    with topic.publisher() as publisher, topic.subscriber() as subscriber:
+        loan = publisher.loan((4,))
+        view = memoryview(loan.array)
+        view[:] = b"abcd"
+        with pytest.raises(BufferError, match="views"):
+            loan.publish()
+        view.release()
+        loan.publish(metadata=b"letters")
+        sample = subscriber.pull(timeout=DEADLINE)
+        assert (sample.array.tobytes(), sample.metadata) == (b"abcd", b"letters")
+        with pytest.raises(errors.Closed):
+            loan.publish()
+        with pytest.raises(KeyError):
+            with publisher.loan((4,)):
+                raise KeyError
+        assert subscriber.try_pull() is None
+        loans = [publisher.loan((1,)) for _ in range(4)]
+        with pytest.raises(errors.TooManyLoans):
+            publisher.loan((1,))
+        loans.pop().discard()
+        publisher.loan((1,)).discard()
+
+
+def test_subscribers_are_iterators(node, name):
+    topic = node.topic(name)
+    with topic.publisher() as publisher, topic.subscriber() as subscriber:
+        for number in range(5):
+            publisher.publish(bytes([number]))
+        numbers = []
+        for sample in subscriber:
+            numbers.append(sample.array.tobytes()[0])
+            if len(numbers) == 5:
+                subscriber.close()
+        assert numbers == [0, 1, 2, 3, 4]
+
+
+def test_subscribers_are_asynchronous_iterators(node, name):
+    topic = node.topic(name)
+
+    async def read(subscriber):
+        return [sample.sequence async for sample in take(subscriber, 100)]
+
+    async def take(subscriber, count):
+        async for sample in subscriber:
+            yield sample
+            count -= 1
+            if count == 0:
+                return
+
+    async def run():
+        with topic.subscriber() as one, topic.subscriber() as other, topic.publisher() as publisher:
+            readers = [asyncio.create_task(read(subscriber)) for subscriber in (one, other)]
+            for number in range(100):
+                while True:
+                    try:
+                        publisher.publish(b"", timeout=0)
+                        break
+                    except BlockingIOError:
+                        await asyncio.sleep(0)
+                if number % 7 == 0:
+                    await asyncio.sleep(0.001)
+            return await asyncio.wait_for(asyncio.gather(*readers), DEADLINE)
+
+    assert asyncio.run(run()) == [list(range(1, 101))] * 2
+
+
+def test_other_threads_run_during_waits(node, name):
+    topic = node.topic(name)
+    with topic.publisher() as publisher, topic.subscriber() as subscriber:
+        samples = []
+        thread = threading.Thread(target=lambda: samples.append(subscriber.pull(timeout=DEADLINE)))
+        thread.start()
+        time.sleep(0.2)
+        assert thread.is_alive()
+        publisher.publish(b"now")
+        thread.join(DEADLINE)
+        assert samples[0].array.tobytes() == b"now"
+
+
+def test_lost_messages_are_counted(node, name):
+    topic = node.topic(name, reliability="drop-oldest", depth=2)
+    with topic.publisher() as publisher, topic.subscriber() as subscriber:
+        for number in range(5):
+            publisher.publish(bytes([number]))
+        assert [subscriber.pull(timeout=DEADLINE).array.tobytes()[0] for _ in range(2)] == [3, 4]
+        assert subscriber.missed == 3
+        assert subscriber.poll_event() == {"event": "gap", "missed": 3}
+        assert subscriber.poll_event() is None
+
+
+def test_reports(node, name):
+    topic = node.topic(name)
+    rows = fabricast.report(node)
+    assert topic.name in str(rows) and isinstance(rows, list)
+
+
+def test_messages_in_memory_of_a_device(node, name):
+    topic = node.topic(name, dtype="int16", shape=(2, 2), memory="emulated:1")
+    with topic.publisher() as publisher, topic.subscriber() as subscriber:
+        with publisher.loan() as loan:
+            assert loan.array.device == "emulated:1"
+            memoryview(loan.array).cast("B")[:] = bytes(8)
+        publisher.publish(memoryview(bytes(range(8))).cast("h", (2, 2)))
+        assert subscriber.pull(timeout=DEADLINE).array.tobytes() == bytes(8)
+        sample = subscriber.pull(timeout=DEADLINE)
+        assert sample.array.device == "emulated:1"
+        assert sample.array.__dlpack_device__() == (1, 0)
+        assert memoryview(sample.array).tolist() == [[0x0100, 0x0302], [0x0504, 0x0706]]
+
+
+INTERRUPTED = """
+import sys, fabricast
+node = fabricast.Node(sys.argv[1], label="waits")
+topic = node.topic("quiet", depth=1, largest=64)
+subscriber, publisher = topic.subscriber(), topic.publisher()
+publisher.publish(b"full")
+print("ready", flush=True)
+try:
+    {}
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "topic.subscriber().pull(timeout=None)",
+        "next(topic.subscriber())",
+        "publisher.publish(b'more', timeout=None)",
+        "publisher.wait_for_subscribers(7, timeout=None)",
+        "node.open('absent', timeout=None)",
+    ],
+)
+def test_control_c_ends_every_wait(tmp_path, wait):
+    program = [sys.executable, "-c", INTERRUPTED.format(wait), str(tmp_path)]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    begin = time.monotonic()
+    out, _ = process.communicate(timeout=DEADLINE)
+    assert (out, process.returncode) == ("interrupted\n", 0)
+    assert time.monotonic() - begin < 5
+
+
+READER = """
+import sys, fabricast
+with fabricast.Node(sys.argv[1]) as node:
+    subscriber = node.open("between").subscriber()
+    print("ready", flush=True)
+    for sample in subscriber:
+        values = memoryview(sample.array)
+        print(values.format, values.shape, sum(values.tolist()), flush=True)
+        if values.shape == (0,):
+            break
+"""
+
+
+def test_arrays_between_processes(node):
+    import array
+
+    program = [sys.executable, "-c", READER, str(node.directory)]
+    topic = node.topic("between")
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    with topic.publisher() as publisher:
+        publisher.publish(array.array("q", range(1000)))
+        publisher.publish(array.array("d", [0.5, 0.25]))
+        publisher.publish(array.array("q"))
+    out, _ = process.communicate(timeout=DEADLINE)
+    assert out.splitlines() == ["q (1000,) 499500", "d (2,) 0.75", "q (0,) 0"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_children_of_a_fork_get_an_error(node, name):
+    topic = node.topic(name)
+    subscriber, publisher = topic.subscriber(), topic.publisher()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        outcomes = []
+        for call in (lambda: publisher.publish(b"x"), lambda: subscriber.pull(timeout=1), lambda: node.topic("new")):
+            try:
+                call()
+                outcomes.append("none")
+            except errors.Error as error:
+                outcomes.append(type(error).__name__)
+        os.write(writing, " ".join(outcomes).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        assert pipe.read() == "Forked Forked Forked"
+    os.waitpid(child, 0)
+    publisher.publish(b"parent")
+    assert subscriber.pull(timeout=DEADLINE).array.tobytes() == b"parent"
+
+
+def test_import_is_quiet():
+    program = (
+        "import signal, sys, threading, time\n"
+        "before = [signal.getsignal(number) for number in signal.valid_signals()]\n"
+        "begin = time.perf_counter()\n"
+        "import fabricast\n"
+        "took = time.perf_counter() - begin\n"
+        "assert before == [signal.getsignal(number) for number in signal.valid_signals()]\n"
+        "assert len(__import__('os').listdir('/proc/self/task')) == 1\n"
+        "assert not {'numpy', 'torch', 'asyncio'} & set(sys.modules)\n"
+        "print(took)\n"
+    )
+    run = lambda: float(subprocess.check_output([sys.executable, "-c", program], text=True))
+    assert min(run() for _ in range(5)) < 0.05
