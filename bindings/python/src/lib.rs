@@ -1,12 +1,16 @@
 //! The module `fabricast._native`: what the package `fabricast` for Python is made of.
 //!
 //! Modules, each importing only those before it: `data_type`, `layout`, `failure`, `waits`,
-//! `array`, `streams`, `publisher`, `subscriber`, `topic`, `node`.
+//! `exclusive`, `array`, `streams`, `kept`, `memory`, `agent`, `publisher`, `subscriber`, `topic`, `node`.
 
+mod agent;
 mod array;
 mod data_type;
+mod exclusive;
 mod failure;
+mod kept;
 mod layout;
+mod memory;
 mod node;
 mod publisher;
 mod streams;
@@ -18,7 +22,13 @@ mod waits;
 #[pyo3::pymodule]
 mod _native {
     #[pymodule_export]
+    use super::agent::{
+        PyAgent, PyAgentEvent, PyOperation, PyRegion, PyRoute, PyStrided, card_info,
+    };
+    #[pymodule_export]
     use super::array::Array;
+    #[pymodule_export]
+    use super::memory::allocate;
     #[pymodule_export]
     use super::node::PyNode;
     #[pymodule_export]

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pubsub::{Event, MemoryLocation, Sample, Subscriber};
 use pyo3::prelude::*;
@@ -10,6 +10,7 @@ use pyo3::types::{PyBytes, PyDict};
 
 use crate::array::{Array, Owner};
 use crate::data_type::DataType;
+use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Result};
 use crate::layout::Layout;
 use crate::streams::UsingStreams;
@@ -21,38 +22,25 @@ const PULL: &str = "pull from topic";
 #[pyclass(frozen, name = "Subscriber", module = "fabricast")]
 #[derive(Debug)]
 pub(crate) struct PySubscriber {
-    /// None after its close. It is locked only without the lock of the interpreter, or for short.
-    subscriber: Mutex<Option<Subscriber>>,
+    subscriber: Exclusive<Subscriber>,
     topic: String,
     /// Type and shape of all messages.
     array_type: Option<(DataType, Layout)>,
 }
 
-fn closed(operation: &'static str) -> Failure {
-    Failure::new("Closed", operation, "the subscriber was closed")
-}
-
 impl PySubscriber {
     pub(crate) fn new(subscriber: Subscriber, array_type: Option<(DataType, Layout)>) -> Self {
         let topic = subscriber.topic().to_owned();
-        Self { subscriber: Mutex::new(Some(subscriber)), topic, array_type }
+        Self { subscriber: Exclusive::new("subscriber", subscriber), topic, array_type }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Subscriber>> {
-        self.subscriber.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Calls it without the lock of the interpreter: another thread may pull from it.
     fn with<T: Send>(
         &self,
         py: Python<'_>,
         operation: &'static str,
         call: impl FnOnce(&mut Subscriber) -> pubsub::Result<T> + Send,
     ) -> Result<T> {
-        py.detach(|| {
-            let mut subscriber = self.lock();
-            Ok(call(subscriber.as_mut().ok_or_else(|| closed(operation))?)?)
-        })
+        self.subscriber.with(py, operation, |subscriber| Ok(call(subscriber)?))
     }
 
     fn sample(&self, sample: Sample) -> PySample {
@@ -82,9 +70,7 @@ impl PySubscriber {
         let timeout = Timeout::new(PULL, timeout)?;
         let cause = || format!("topic \"{}\" has no message", self.topic);
         let sample = wait(py, PULL, timeout, cause, |slice| {
-            let mut subscriber = self.lock();
-            let subscriber = subscriber.as_mut().ok_or_else(|| closed(PULL))?;
-            unless_late(subscriber.pull(slice))
+            self.subscriber.step(PULL, |subscriber| unless_late(subscriber.pull(slice)))
         })?;
         Ok(self.sample(sample))
     }
@@ -159,7 +145,8 @@ impl PySubscriber {
 
     /// Closes it. Samples that were pulled stay.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(self.lock().take()));
+        let subscriber = self.subscriber.take(py);
+        py.detach(move || drop(subscriber));
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

@@ -33,6 +33,11 @@ impl Timeout {
         self.0.is_some_and(|timeout| timeout.is_zero())
     }
 
+    /// The timeout, or this one if there is none.
+    pub(crate) fn or(self, longest: Duration) -> Duration {
+        self.0.unwrap_or(longest)
+    }
+
     /// When it is over; None for never.
     pub(crate) fn end(self) -> Option<Instant> {
         self.0.map(|timeout| Instant::now() + timeout)
@@ -87,10 +92,10 @@ pub(crate) fn unless_late<T>(result: pubsub::Result<T>) -> Result<Option<T>> {
 ///
 /// # Errors
 /// Those of the call; exceptions of signal handlers.
-pub(crate) fn interruptibly<T: Send + 'static>(
+pub(crate) fn interruptibly<T: Send + 'static, E: Into<Failure> + Send + 'static>(
     py: Python<'_>,
     operation: &'static str,
-    call: impl FnOnce() -> pubsub::Result<T> + Send + 'static,
+    call: impl FnOnce() -> std::result::Result<T, E> + Send + 'static,
 ) -> Result<T> {
     let (sender, receiver) = crossbeam_channel::bounded(1);
     let started = std::thread::Builder::new().name("fabricast-call".to_owned()).spawn(move || {
@@ -101,7 +106,7 @@ pub(crate) fn interruptibly<T: Send + 'static>(
     loop {
         let receiver = &receiver;
         match py.detach(move || receiver.recv_timeout(SLICE)) {
-            Ok(done) => return Ok(done?),
+            Ok(done) => return done.map_err(Into::into),
             Err(RecvTimeoutError::Timeout) => py.check_signals()?,
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Failure::new("Failed", operation, "its thread ended"));

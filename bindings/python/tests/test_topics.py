@@ -288,3 +288,22 @@ def test_import_is_quiet():
     )
     run = lambda: float(subprocess.check_output([sys.executable, "-c", program], text=True))
     assert min(run() for _ in range(5)) < 0.05
+
+
+def test_a_subscriber_is_closed_while_another_thread_waits(node, name):
+    subscriber = node.topic(name).subscriber()
+    failures = []
+
+    def wait():
+        try:
+            subscriber.pull(timeout=None)
+        except errors.Closed as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.2)
+    begin = time.monotonic()
+    subscriber.close()
+    thread.join(DEADLINE)
+    assert failures and time.monotonic() - begin < 1

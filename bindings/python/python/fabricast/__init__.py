@@ -19,29 +19,45 @@ import json as _json
 
 from fabricast import errors
 from fabricast._native import (
+    Agent,
+    AgentEvent,
     Array,
     Loan,
     Node,
+    Operation,
     Publisher,
+    Region,
+    Route,
     Sample,
     Sent,
+    Strided,
     Subscriber,
     Topic,
     __version__,
+    allocate,
+    card_info,
 )
 from fabricast.errors import Error
 
 __all__ = [
+    "Agent",
+    "AgentEvent",
     "Array",
     "Error",
     "Loan",
     "Node",
+    "Operation",
     "Publisher",
+    "Region",
+    "Route",
     "Sample",
     "Sent",
+    "Strided",
     "Subscriber",
     "Topic",
     "__version__",
+    "allocate",
+    "card_info",
     "errors",
     "report",
 ]

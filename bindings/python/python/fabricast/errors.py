@@ -18,15 +18,20 @@ __all__ = [
     "InvalidArgument",
     "Malformed",
     "NoDevice",
+    "NoPath",
     "NoProvider",
+    "NotAllowed",
     "NotFound",
+    "OutOfBounds",
     "OverBudget",
     "Poisoned",
     "SettingsDiffer",
+    "Stale",
     "TooLong",
     "TooMany",
     "TooManyLoans",
     "TooManySamples",
+    "Unknown",
     "VersionMismatch",
     "WouldBlock",
 ]
@@ -131,3 +136,27 @@ class CannotListen(Error, OSError):
 
 class Failed(Error):
     """A lower layer failed; the text has its error."""
+
+
+class NoPath(Error):
+    """No path carries the bytes; the text has the reason for each."""
+
+
+class NotAllowed(Error, PermissionError):
+    """The rights of the region do not allow it."""
+
+
+class OutOfBounds(Error, IndexError):
+    """A block is beyond the end of its region."""
+
+
+class Stale(Error):
+    """The region was withdrawn, or belongs to another agent, or to an earlier start of it."""
+
+
+class Unknown(Error, LookupError):
+    """There is no such peer, region or operation."""
+
+
+# The same for devices.
+NoSuchDevice = NoDevice

@@ -13,7 +13,7 @@ use super::{Owner, Tensor};
 
 const CPU: i32 = 1;
 const CUDA: i32 = 2;
-const READ_ONLY: u64 = 1;
+pub(super) const READ_ONLY: u64 = 1;
 const IS_COPIED: u64 = 2;
 /// The newest version whose fields are known here.
 const VERSION: [u32; 2] = [1, 1];

@@ -24,6 +24,10 @@ pub(crate) use source::{Source, SourceDevice};
 pub(crate) trait Owner: fmt::Debug + Send + Sync {
     /// Copies all bytes.
     fn read(&self, into: &mut [u8]) -> Result<()>;
+    /// The memory, if it can be registered as it is.
+    fn buffer(&self) -> Option<transfer::Buffer> {
+        None
+    }
     /// Work on this CUDA stream uses the memory from now on: it is kept until that work is done.
     fn used_by(&self, stream: u64) -> Result<()>;
 }
@@ -68,6 +72,11 @@ impl Array {
         owner: Arc<dyn Owner>,
     ) -> Self {
         Self { address, data_type, layout, device, is_read_only, owner }
+    }
+
+    /// The memory, if it can be registered as it is.
+    pub(crate) fn buffer(&self) -> Option<transfer::Buffer> {
+        self.owner.buffer()
     }
 
     fn length(&self) -> usize {

@@ -61,6 +61,7 @@ pub(crate) struct Source {
     data_type: DataType,
     layout: Layout,
     device: SourceDevice,
+    is_read_only: bool,
     _keeper: Keeper,
 }
 
@@ -117,6 +118,7 @@ impl Source {
             data_type: array.data_type,
             layout: array.layout.clone(),
             device: array.cuda_device().map_or(SourceDevice::Host, SourceDevice::Cuda),
+            is_read_only: array.is_read_only,
             _keeper: Keeper::Object { _object: object },
         }
     }
@@ -164,6 +166,7 @@ impl Source {
             data_type,
             layout: layout_of(operation, shape, strides)?,
             device: SourceDevice::Host,
+            is_read_only: view.readonly != 0,
             _keeper: keeper,
         })
     }
@@ -211,9 +214,12 @@ impl Source {
                 let cause = "__dlpack__ returned no capsule of DLPack";
                 return Err(Failure::invalid(operation, cause));
             };
+        let mut is_read_only = false;
         if let Keeper::Tensor(raw) = keeper {
-            // SAFETY: the version is the first field in all versions.
-            let [major, _] = unsafe { (*raw).version };
+            // SAFETY: the version is the first field in all versions; the flags are read in those
+            // that are known.
+            let ([major, _], flags) = unsafe { ((*raw).version, (*raw).flags) };
+            is_read_only = flags & dlpack::READ_ONLY != 0;
             if major != 1 {
                 let cause = format!("its capsule has version {major} of DLPack, and 1 is known");
                 return Err(Failure::invalid(operation, cause));
@@ -243,6 +249,7 @@ impl Source {
             data_type,
             layout: layout_of(operation, shape, strides)?,
             device: device.map_or(SourceDevice::Host, SourceDevice::Cuda),
+            is_read_only,
             _keeper: keeper,
         })
     }
@@ -266,7 +273,7 @@ impl Source {
         })?;
         let shape: Vec<u64> = field("shape")?.extract()?;
         let data = field("data")?;
-        let Ok((address, _)) = data.extract::<(u64, bool)>() else {
+        let Ok((address, is_read_only)) = data.extract::<(u64, bool)>() else {
             let cause = format!("its {name} has no address in \"data\"");
             return Err(Failure::invalid(operation, cause));
         };
@@ -295,6 +302,7 @@ impl Source {
             data_type,
             layout: layout_of(operation, shape, strides)?,
             device,
+            is_read_only,
             _keeper: Keeper::Object { _object: object.clone().unbind() },
         })
     }
@@ -313,6 +321,10 @@ impl Source {
 
     pub(crate) fn device(&self) -> SourceDevice {
         self.device
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.is_read_only
     }
 
     /// Length in bytes, without gaps.
