@@ -22,6 +22,7 @@ const START: &str = "start agent";
 const CONNECT: &str = "connect to agent";
 const JOIN: &str = "join regions";
 const WAIT: &str = "wait for operation";
+const NO_DATA: &[u8] = b"";
 const EVENT: &str = "wait for event";
 /// A call without a timeout gives up after this time.
 const LONGEST_CALL: Duration = Duration::from_secs(1 << 30);
@@ -374,7 +375,7 @@ impl PyAgent {
     }
 
     /// Sends a notice without data. With `ordered` it arrives after all earlier transfers.
-    #[pyo3(signature = (peer, tag, data=&[], *, ordered=false))]
+    #[pyo3(signature = (peer, tag, data=NO_DATA, *, ordered=false))]
     fn notify(
         &self,
         py: Python<'_>,

@@ -20,13 +20,16 @@ const ATTEMPT: Duration = Duration::from_secs(1);
 
 /// A membership in a node: all processes with the same directory share a node, and its topics.
 ///
+/// >>> import array, tempfile
 /// >>> import fabricast
-/// >>> with fabricast.Node(directory) as node:
+/// >>> directory = tempfile.TemporaryDirectory()
+/// >>> with fabricast.Node(directory.name) as node:
 /// ...     topic = node.topic("numbers", dtype="int32", shape=(3,))
 /// ...     subscriber = topic.subscriber()
 /// ...     sent = topic.publisher().publish(array.array("i", [1, 2, 3]))
 /// ...     memoryview(subscriber.pull().array).tolist()
 /// [1, 2, 3]
+/// >>> directory.cleanup()
 #[pyclass(frozen, name = "Node", module = "fabricast")]
 #[derive(Debug)]
 pub(crate) struct PyNode {

@@ -340,8 +340,17 @@ impl Owner for LoanMemory {
 /// Memory of a message that is written in place and then published. Without `publish` it is given
 /// back.
 ///
-/// >>> with publisher.loan((2, 2), "float32") as loan:
-/// ...     memoryview(loan.array).cast("B")[:] = bytes(16)
+/// >>> import tempfile
+/// >>> import fabricast
+/// >>> directory = tempfile.TemporaryDirectory()
+/// >>> with fabricast.Node(directory.name) as node:
+/// ...     topic = node.topic("frames")
+/// ...     subscriber, publisher = topic.subscriber(), topic.publisher()
+/// ...     with publisher.loan((2, 3)) as loan:
+/// ...         memoryview(loan.array).cast("B")[:] = b"in it!"
+/// ...     subscriber.pull().array.tobytes()
+/// b'in it!'
+/// >>> directory.cleanup()
 #[pyclass(frozen, name = "Loan", module = "fabricast")]
 #[derive(Debug)]
 pub(crate) struct PyLoan {

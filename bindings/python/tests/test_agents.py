@@ -100,7 +100,7 @@ def test_emulated_devices(pair):
     target = fabricast.allocate((1 << 16,), device="emulated:1")
     assert target.device == "emulated:1" and target.tobytes() == bytes(1 << 16)
     region = there.register(target, read=True, write=True)
-    source = fabricast.allocate((1 << 16,), device="emulated:0")
+    source = fabricast.allocate((1 << 16,), device="emulated:1")
     memoryview(source)[:] = b"\x05" * (1 << 16)
     route = here.join(here.connect(there.card), region.descriptor, here.register(source))
     here.put(route).wait()
