@@ -4,13 +4,16 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use fabric::{Caps, EndpointKind, ErrorKind, Locality, MemoryKind, Offer, Policy, Query, Requirements};
+use fabric::{
+    Caps, EndpointKind, ErrorKind, Locality, MemoryKind, Offer, Policy, Query, Requirements,
+};
 use gpu::Block;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use transfer::path;
 use transfer::{
-    Agent, AgentCard, AgentOptions, Event, Notice, PeerId, Region, Rights, Route, Strided, Subarray, Token,
+    Agent, AgentCard, AgentOptions, Event, Notice, PeerId, Region, Rights, Route, Strided,
+    Subarray, Token,
 };
 
 use crate::exclusive::Exclusive;
@@ -252,7 +255,8 @@ impl PyAgent {
     /// How peers reach it, and its published regions: bytes to be sent to them by any means.
     #[getter]
     fn card<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyBytes>> {
-        let card = self.agent.with(py, "get card of agent", |agent| Ok(agent.card().encode()?))?;
+        let card =
+            self.agent.with(py, "get card of agent", |agent| Ok(agent.card().encode()?))?;
         Ok(PyBytes::new(py, &card))
     }
 
@@ -302,7 +306,8 @@ impl PyAgent {
     /// Connects to another agent by its card. Returns the number of the peer.
     #[pyo3(signature = (card, *, timeout=Some(30.0)))]
     fn connect(&self, py: Python<'_>, card: Vec<u8>, timeout: Option<f64>) -> Result<u32> {
-        let peer = self.call(py, CONNECT, timeout, move |agent, left| agent.connect(&card, left))?;
+        let peer =
+            self.call(py, CONNECT, timeout, move |agent, left| agent.connect(&card, left))?;
         Ok(peer.to_u32())
     }
 
@@ -588,7 +593,10 @@ impl PyStrided {
 
 /// Identity and label of the agent of a card.
 #[pyfunction]
-pub(crate) fn card_info<'py>(py: Python<'py>, card: &[u8]) -> Result<(Bound<'py, PyBytes>, String)> {
+pub(crate) fn card_info<'py>(
+    py: Python<'py>,
+    card: &[u8],
+) -> Result<(Bound<'py, PyBytes>, String)> {
     let card = AgentCard::decode(card)?;
     Ok((PyBytes::new(py, &card.identity), card.label))
 }

@@ -99,7 +99,8 @@ impl Layout {
     /// header; None if there is no header, or it does not describe such a message.
     pub(crate) fn from_header(metadata: &[u8], length: u64) -> Option<(DataType, Self, &[u8])> {
         let rest = metadata.strip_prefix(&MAGIC)?;
-        let [code, bits, dimensions, lanes @ ..] = *rest.first_chunk::<{ FIXED - MAGIC.len() }>()?;
+        let [code, bits, dimensions, lanes @ ..] =
+            *rest.first_chunk::<{ FIXED - MAGIC.len() }>()?;
         let data_type = DataType::from_codes(code, bits, u16::from_le_bytes(lanes))?;
         let rest = &rest[FIXED - MAGIC.len()..];
         let (extents, rest) = rest.split_at_checked(usize::from(dimensions) * 8)?;

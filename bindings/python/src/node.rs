@@ -95,7 +95,8 @@ impl PyNode {
         if let Some(network) = &mut network {
             if let Some(address) = listen {
                 let parsed = address.parse().map_err(|_| {
-                    let cause = format!("listen=\"{address}\": an address with a port, as 10.0.0.1:7700");
+                    let cause =
+                        format!("listen=\"{address}\": an address with a port, as 10.0.0.1:7700");
                     Failure::invalid(JOIN, cause)
                 })?;
                 network.listen = Some(parsed);
@@ -177,7 +178,8 @@ impl PyNode {
             let (node, name) = (node.clone(), name.clone());
             let opened =
                 interruptibly(py, OPEN, move || node.wait_for_topic(&name, left.min(ATTEMPT)));
-            let is_late = |error: &Failure| error.is_of("NotFound") || error.is_of("DeadlineExceeded");
+            let is_late =
+                |error: &Failure| error.is_of("NotFound") || error.is_of("DeadlineExceeded");
             match opened {
                 Err(error) if is_late(&error) && left > ATTEMPT => {}
                 Err(error) if is_late(&error) && end.is_none() => {}
@@ -202,7 +204,8 @@ impl PyNode {
     fn _report(&self, py: Python<'_>) -> Result<String> {
         let node = self.node("report on node")?;
         let rows = interruptibly(py, "report on node", move || node.report())?;
-        serde_json::to_string(&rows).map_err(|error| Failure::new("Failed", "report on node", error))
+        serde_json::to_string(&rows)
+            .map_err(|error| Failure::new("Failed", "report on node", error))
     }
 
     /// Leaves the node, when its publishers, subscribers and samples are gone, too.

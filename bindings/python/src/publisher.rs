@@ -92,12 +92,7 @@ fn header(
 }
 
 /// Publishes a loan, on the streams that write it.
-fn publish(
-    py: Python<'_>,
-    loan: Loan,
-    streams: &UsingStreams,
-    timeout: Timeout,
-) -> Result<PySent> {
+fn publish(py: Python<'_>, loan: Loan, streams: &UsingStreams, timeout: Timeout) -> Result<PySent> {
     let stream = match loan.device() {
         Some(device) => streams.joined(device)?,
         None => None,
@@ -148,7 +143,8 @@ fn copy(py: Python<'_>, source: &Source, loan: &mut Loan, streams: &UsingStreams
         return Ok(());
     }
     if data_type.item_size().is_none() && !layout.is_contiguous() {
-        let cause = format!("elements of {data_type} share bytes, and these have gaps: copy it first");
+        let cause =
+            format!("elements of {data_type} share bytes, and these have gaps: copy it first");
         return Err(Failure::invalid(PUBLISH, cause));
     }
     match source.device() {
@@ -259,7 +255,12 @@ impl PyPublisher {
 
     /// Waits until this many subscribers would receive a message. Returns their number.
     #[pyo3(signature = (count=1, *, timeout=Some(30.0)))]
-    fn wait_for_subscribers(&self, py: Python<'_>, count: u32, timeout: Option<f64>) -> Result<u32> {
+    fn wait_for_subscribers(
+        &self,
+        py: Python<'_>,
+        count: u32,
+        timeout: Option<f64>,
+    ) -> Result<u32> {
         let operation = "wait for subscribers";
         let (publisher, timeout) = (self.publisher(operation)?, Timeout::new(operation, timeout)?);
         let cause = || format!("fewer than {count} subscribers");

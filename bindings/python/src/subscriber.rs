@@ -57,7 +57,8 @@ impl PySubscriber {
             // A message is shorter than that.
             .unwrap_or_else(|| (DataType::UINT8, Layout::empty(), &*metadata));
         let metadata = rest.to_vec();
-        let memory = SampleMemory { sample: Mutex::new(Some(sample)), streams: UsingStreams::default() };
+        let memory =
+            SampleMemory { sample: Mutex::new(Some(sample)), streams: UsingStreams::default() };
         PySample { memory: Mutex::new(Some(Arc::new(memory))), data_type, layout, metadata }
     }
 }
@@ -89,7 +90,8 @@ impl PySubscriber {
 
     /// The next event that is no message, as a dictionary; None without one.
     fn poll_event<'py>(&self, py: Python<'py>) -> Result<Option<Bound<'py, PyDict>>> {
-        let event = self.with(py, "poll event of subscriber", |subscriber| Ok(subscriber.poll_event()))?;
+        let event =
+            self.with(py, "poll event of subscriber", |subscriber| Ok(subscriber.poll_event()))?;
         let Some(event) = event else { return Ok(None) };
         let fields = PyDict::new(py);
         match event {

@@ -21,7 +21,8 @@ impl Timeout {
     pub(crate) fn new(operation: &'static str, seconds: Option<f64>) -> Result<Self> {
         match seconds {
             Some(seconds) if seconds.is_nan() || seconds < 0.0 => {
-                let cause = format!("timeout={seconds}: at least 0 seconds, or None for no timeout");
+                let cause =
+                    format!("timeout={seconds}: at least 0 seconds, or None for no timeout");
                 Err(Failure::invalid(operation, cause))
             }
             Some(seconds) if seconds < LONGEST => Ok(Self(Some(Duration::from_secs_f64(seconds)))),

@@ -42,7 +42,8 @@ pub(super) unsafe fn fill(
     let dimensions = tensor.layout.shape().len();
     // Extents, and behind them strides in bytes.
     let extents = tensor.layout.shape().iter().map(|extent| *extent as isize);
-    let strides = tensor.layout.strides().iter().map(|stride| *stride as isize * item_size as isize);
+    let strides =
+        tensor.layout.strides().iter().map(|stride| *stride as isize * item_size as isize);
     let sizes: Box<[isize]> = extents.chain(strides).collect();
     let length = tensor.layout.elements() * item_size;
     let sizes = Box::into_raw(Box::new(sizes));

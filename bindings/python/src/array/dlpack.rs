@@ -149,7 +149,8 @@ pub(super) fn export<'py>(
         });
         // SAFETY: a new tensor; the destructor deletes it, unless it is consumed.
         return unsafe {
-            let made = ffi::PyCapsule_New(raw.cast(), VERSIONED[0].as_ptr(), Some(destroy_versioned));
+            let made =
+                ffi::PyCapsule_New(raw.cast(), VERSIONED[0].as_ptr(), Some(destroy_versioned));
             Bound::from_owned_ptr_or_err(py, made).inspect_err(|_| delete(raw))
         };
     }
@@ -165,7 +166,8 @@ pub(super) fn export<'py>(
     });
     // SAFETY: a new tensor; the destructor deletes it, unless it is consumed.
     unsafe {
-        let made = ffi::PyCapsule_New(raw.cast(), UNVERSIONED[0].as_ptr(), Some(destroy_unversioned));
+        let made =
+            ffi::PyCapsule_New(raw.cast(), UNVERSIONED[0].as_ptr(), Some(destroy_unversioned));
         Bound::from_owned_ptr_or_err(py, made).inspect_err(|_| delete(raw))
     }
 }

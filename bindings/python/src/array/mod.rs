@@ -105,7 +105,12 @@ impl Array {
     }
 
     /// What both array interfaces have in common.
-    fn interface<'py>(&self, py: Python<'py>, name: &str, version: u32) -> PyResult<Bound<'py, PyDict>> {
+    fn interface<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+        version: u32,
+    ) -> PyResult<Bound<'py, PyDict>> {
         let Some(type_name) = self.data_type.array_interface() else {
             let cause = format!("{} has no {name}. Use DLPack", self.data_type);
             return Err(PyAttributeError::new_err(cause));
@@ -172,7 +177,11 @@ impl Array {
 
     fn __repr__(&self) -> String {
         let access = if self.is_read_only { ", read-only" } else { "" };
-        format!("<fabricast.Array {} on {}{access}>", self.layout.type_name(self.data_type), self.device())
+        format!(
+            "<fabricast.Array {} on {}{access}>",
+            self.layout.type_name(self.data_type),
+            self.device()
+        )
     }
 
     #[getter]
@@ -221,7 +230,8 @@ impl Array {
             return Err(PyBufferError::new_err(cause));
         }
         if copy == Some(true) && self.cuda_device().is_some() && !to_host {
-            let cause = format!("copy=True of an array on {}: copy it with the framework", self.device());
+            let cause =
+                format!("copy=True of an array on {}: copy it with the framework", self.device());
             return Err(PyBufferError::new_err(cause));
         }
         if to_host || copy == Some(true) {
@@ -232,7 +242,8 @@ impl Array {
             let handle = match stream {
                 None | Some(-1..=1) => 0,
                 Some(2) => {
-                    let cause = "the per-thread default stream is not supported: pass another stream";
+                    let cause =
+                        "the per-thread default stream is not supported: pass another stream";
                     return Err(PyBufferError::new_err(cause));
                 }
                 Some(handle) => handle as u64,
@@ -303,7 +314,9 @@ pub(crate) fn data_type_of(operation: &'static str, name: &Bound<'_, PyAny>) -> 
         Err(_) => name.str()?.to_string(),
     };
     DataType::parse(&text).ok_or_else(|| {
-        let cause = format!("unknown dtype \"{text}\". Names are those of NumPy and PyTorch: float32, bfloat16");
+        let cause = format!(
+            "unknown dtype \"{text}\". Names are those of NumPy and PyTorch: float32, bfloat16"
+        );
         Failure::invalid(operation, cause)
     })
 }

@@ -97,7 +97,8 @@ impl Source {
         if object.hasattr("__dlpack__")? {
             return Self::of_dlpack(operation, object);
         }
-        for (name, is_cuda) in [("__cuda_array_interface__", true), ("__array_interface__", false)] {
+        for (name, is_cuda) in [("__cuda_array_interface__", true), ("__array_interface__", false)]
+        {
             if object.hasattr(name)? {
                 return Self::of_interface(operation, object, name, is_cuda);
             }
@@ -139,10 +140,12 @@ impl Source {
             false => unsafe { CStr::from_ptr(view.format) },
         };
         let format = format.to_string_lossy();
-        let data_type = DataType::from_buffer(&format, view.itemsize as usize).ok_or_else(|| {
-            let cause = format!("its elements have the format \"{format}\", which no message has");
-            Failure::invalid(operation, cause)
-        })?;
+        let data_type =
+            DataType::from_buffer(&format, view.itemsize as usize).ok_or_else(|| {
+                let cause =
+                    format!("its elements have the format \"{format}\", which no message has");
+                Failure::invalid(operation, cause)
+            })?;
         let dimensions = usize::try_from(view.ndim).unwrap_or(0);
         let sizes = |start: *mut isize| match start.is_null() {
             true => None,
@@ -154,8 +157,13 @@ impl Source {
             None if dimensions == 0 => Vec::new(),
             None => vec![(view.len / view.itemsize.max(1)) as u64],
         };
-        if !view.suboffsets.is_null() && sizes(view.suboffsets).is_some_and(|all| all.iter().any(|it| *it >= 0)) {
-            return Err(Failure::invalid(operation, "its rows are scattered (suboffsets): copy it"));
+        if !view.suboffsets.is_null()
+            && sizes(view.suboffsets).is_some_and(|all| all.iter().any(|it| *it >= 0))
+        {
+            return Err(Failure::invalid(
+                operation,
+                "its rows are scattered (suboffsets): copy it",
+            ));
         }
         let strides = match sizes(view.strides) {
             Some(strides) => Some(in_elements(operation, strides, view.itemsize)?),
@@ -232,7 +240,9 @@ impl Source {
         let data_type = DataType::from_codes(tensor.code, tensor.bits, tensor.lanes);
         let data_type = data_type.ok_or_else(|| {
             let (code, bits, lanes) = (tensor.code, tensor.bits, tensor.lanes);
-            let cause = format!("its elements have code {code}, {bits} bits and {lanes} lanes, which are unknown");
+            let cause = format!(
+                "its elements have code {code}, {bits} bits and {lanes} lanes, which are unknown"
+            );
             Failure::invalid(operation, cause)
         })?;
         let dimensions = usize::try_from(tensor.dimensions).unwrap_or(0);
@@ -363,12 +373,18 @@ fn in_elements(operation: &'static str, strides: &[isize], item_size: isize) -> 
         (item_size > 0 && stride % item_size == 0).then(|| (stride / item_size) as i64)
     });
     in_elements.collect::<Option<_>>().ok_or_else(|| {
-        let cause = format!("strides of {strides:?} bytes are no multiples of {item_size}, the size of an element");
+        let cause = format!(
+            "strides of {strides:?} bytes are no multiples of {item_size}, the size of an element"
+        );
         Failure::invalid(operation, cause)
     })
 }
 
-fn layout_of(operation: &'static str, shape: Vec<u64>, strides: Option<Vec<i64>>) -> Result<Layout> {
+fn layout_of(
+    operation: &'static str,
+    shape: Vec<u64>,
+    strides: Option<Vec<i64>>,
+) -> Result<Layout> {
     let described = format!("shape {shape:?} with strides {strides:?}");
     let layout = match strides {
         Some(strides) => Layout::strided(shape, strides),
