@@ -16,11 +16,11 @@ mod code {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DataType {
     /// Code of DLPack.
-    pub(crate) code: u8,
+    code: u8,
     /// Bits of an element.
-    pub(crate) bits: u8,
+    bits: u8,
     /// Elements that count as one, as in vector types.
-    pub(crate) lanes: u16,
+    lanes: u16,
 }
 
 /// A type with its names: ours; the codes of DLPack; of `__array_interface__`, and of the buffer
@@ -121,6 +121,11 @@ impl DataType {
     pub(crate) fn from_codes(code: u8, bits: u8, lanes: u16) -> Option<Self> {
         let found = Self { code, bits, lanes };
         found.known().filter(|_| (1..=16).contains(&lanes)).map(|_| found)
+    }
+
+    /// Code of DLPack, bits of an element, and lanes.
+    pub(crate) fn codes(self) -> (u8, u8, u16) {
+        (self.code, self.bits, self.lanes)
     }
 
     /// Of `__array_interface__`; None if that has no name for it.

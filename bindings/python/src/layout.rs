@@ -89,8 +89,9 @@ impl Layout {
     /// The header by which a reader of a message knows type and shape. The message is contiguous.
     pub(crate) fn header(&self, data_type: DataType) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
-        bytes.extend([data_type.code, data_type.bits, self.shape.len() as u8]);
-        bytes.extend(data_type.lanes.to_le_bytes());
+        let (code, bits, lanes) = data_type.codes();
+        bytes.extend([code, bits, self.shape.len() as u8]);
+        bytes.extend(lanes.to_le_bytes());
         bytes.extend(self.shape.iter().flat_map(|extent| extent.to_le_bytes()));
         bytes
     }

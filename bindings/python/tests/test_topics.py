@@ -307,3 +307,25 @@ def test_a_subscriber_is_closed_while_another_thread_waits(node, name):
     subscriber.close()
     thread.join(DEADLINE)
     assert failures and time.monotonic() - begin < 1
+
+
+def programs_of(page):
+    """The programs of a page, by their order."""
+    import pathlib
+    import re
+
+    text = (pathlib.Path(__file__).parents[3] / "docs" / page).read_text()
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_tutorial_runs_as_written(tmp_path):
+    pytest.importorskip("numpy")
+    camera, viewer = programs_of("tutorial/first-array.md")
+    run = lambda program: subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    processes = [run(camera), run(viewer)]
+    out = [process.communicate(timeout=DEADLINE)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    lines = out[1].splitlines()
+    assert (len(lines), lines[-1]) == (100, "100 (480, 640, 3) 99.0")

@@ -13,7 +13,7 @@ use super::{Owner, Tensor};
 
 const CPU: i32 = 1;
 const CUDA: i32 = 2;
-pub(super) const READ_ONLY: u64 = 1;
+const READ_ONLY: u64 = 1;
 const IS_COPIED: u64 = 2;
 /// The newest version whose fields are known here.
 const VERSION: [u32; 2] = [1, 1];
@@ -21,41 +21,41 @@ const VERSION: [u32; 2] = [1, 1];
 /// `DLTensor`.
 #[repr(C)]
 #[derive(Debug)]
-pub(super) struct RawTensor {
-    pub(super) data: *mut c_void,
-    pub(super) device: [i32; 2],
-    pub(super) dimensions: i32,
-    pub(super) code: u8,
-    pub(super) bits: u8,
-    pub(super) lanes: u16,
-    pub(super) shape: *mut i64,
-    pub(super) strides: *mut i64,
-    pub(super) byte_offset: u64,
+struct RawTensor {
+    data: *mut c_void,
+    device: [i32; 2],
+    dimensions: i32,
+    code: u8,
+    bits: u8,
+    lanes: u16,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
 }
 
 /// `DLManagedTensorVersioned`.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Versioned {
-    pub(super) version: [u32; 2],
+    version: [u32; 2],
     context: *mut c_void,
-    pub(super) deleter: Option<unsafe extern "C" fn(*mut Self)>,
-    pub(super) flags: u64,
-    pub(super) tensor: RawTensor,
+    deleter: Option<unsafe extern "C" fn(*mut Self)>,
+    flags: u64,
+    tensor: RawTensor,
 }
 
 /// `DLManagedTensor`.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Unversioned {
-    pub(super) tensor: RawTensor,
+    tensor: RawTensor,
     context: *mut c_void,
-    pub(super) deleter: Option<unsafe extern "C" fn(*mut Self)>,
+    deleter: Option<unsafe extern "C" fn(*mut Self)>,
 }
 
 /// Names of the capsules, before and after they were consumed.
-pub(super) const VERSIONED: [&CStr; 2] = [c"dltensor_versioned", c"used_dltensor_versioned"];
-pub(super) const UNVERSIONED: [&CStr; 2] = [c"dltensor", c"used_dltensor"];
+const VERSIONED: [&CStr; 2] = [c"dltensor_versioned", c"used_dltensor_versioned"];
+const UNVERSIONED: [&CStr; 2] = [c"dltensor", c"used_dltensor"];
 
 /// A managed tensor: its first field is what consumers know.
 #[repr(C)]
@@ -76,13 +76,14 @@ fn manage<T>(tensor: &Tensor<'_>, make: impl FnOnce(RawTensor) -> T) -> *mut T {
     let shape = tensor.layout.shape().iter().map(|extent| *extent as i64);
     let mut shape: Box<[i64]> = shape.collect();
     let mut strides: Box<[i64]> = tensor.layout.strides().into();
+    let (code, bits, lanes) = tensor.data_type.codes();
     let raw = make(RawTensor {
         data: ptr::with_exposed_provenance_mut(tensor.address as usize),
         device: device(tensor.cuda_device).into(),
         dimensions: shape.len() as i32,
-        code: tensor.data_type.code,
-        bits: tensor.data_type.bits,
-        lanes: tensor.data_type.lanes,
+        code,
+        bits,
+        lanes,
         shape: shape.as_mut_ptr(),
         strides: strides.as_mut_ptr(),
         byte_offset: 0,
@@ -106,6 +107,110 @@ pub(super) fn cuda_device([kind, number]: [i32; 2]) -> Result<Option<u32>, Strin
         (CPU | CUDA_HOST, _) => Ok(None),
         (CUDA | CUDA_MANAGED, Ok(number)) => Ok(Some(number)),
         _ => Err(format!("device ({kind}, {number}) is neither the host nor a CUDA device")),
+    }
+}
+
+/// A tensor of another library, taken from its capsule. It is deleted by the thread that drops it,
+/// which holds the lock of the interpreter.
+pub(super) enum Taken {
+    Versioned(*mut Versioned),
+    Unversioned(*mut Unversioned),
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        // SAFETY: it was taken once, and is deleted once.
+        unsafe {
+            match *self {
+                Self::Versioned(raw) => {
+                    if let Some(delete) = (*raw).deleter {
+                        delete(raw);
+                    }
+                }
+                Self::Unversioned(raw) => {
+                    if let Some(delete) = (*raw).deleter {
+                        delete(raw);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Taken {
+    /// The tensor of a capsule of either version; None for another object, or after it was taken.
+    pub(super) fn from_capsule(capsule: &Bound<'_, PyAny>) -> Option<Self> {
+        let take = |[name, used]: [&'static CStr; 2]| {
+            // SAFETY: it is checked whether it is a capsule of this name, which then has a tensor.
+            unsafe {
+                if ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) != 1 {
+                    return None;
+                }
+                let raw = ffi::PyCapsule_GetPointer(capsule.as_ptr(), name.as_ptr());
+                ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr());
+                Some(raw)
+            }
+        };
+        let versioned = take(VERSIONED).map(|raw| Self::Versioned(raw.cast()));
+        versioned.or_else(|| take(UNVERSIONED).map(|raw| Self::Unversioned(raw.cast())))
+    }
+
+    /// The major version; 0 before there were versions. Nothing else may be asked of one above 1.
+    pub(super) fn version(&self) -> u32 {
+        match self {
+            // SAFETY: the version is the first field in all versions.
+            Self::Versioned(raw) => unsafe { (**raw).version[0] },
+            Self::Unversioned(_) => 0,
+        }
+    }
+
+    pub(super) fn is_read_only(&self) -> bool {
+        match self {
+            // SAFETY: it has this version.
+            Self::Versioned(raw) => unsafe { (**raw).flags & READ_ONLY != 0 },
+            Self::Unversioned(_) => false,
+        }
+    }
+
+    fn tensor(&self) -> &RawTensor {
+        // SAFETY: it lives as long as this, and nothing changes it.
+        unsafe {
+            match self {
+                Self::Versioned(raw) => &(**raw).tensor,
+                Self::Unversioned(raw) => &(**raw).tensor,
+            }
+        }
+    }
+
+    /// Address of the first element.
+    pub(super) fn address(&self) -> u64 {
+        let tensor = self.tensor();
+        (tensor.data.expose_provenance() as u64).wrapping_add(tensor.byte_offset)
+    }
+
+    /// Type and number of the device.
+    pub(super) fn device(&self) -> [i32; 2] {
+        self.tensor().device
+    }
+
+    /// Code, bits and lanes of the elements.
+    pub(super) fn codes(&self) -> (u8, u8, u16) {
+        let tensor = self.tensor();
+        (tensor.code, tensor.bits, tensor.lanes)
+    }
+
+    /// Extents; and strides in elements, if it is not contiguous.
+    pub(super) fn sizes(&self) -> (Vec<u64>, Option<Vec<i64>>) {
+        let tensor = self.tensor();
+        let dimensions = usize::try_from(tensor.dimensions).unwrap_or(0);
+        let sizes = |start: *mut i64| match start.is_null() || dimensions == 0 {
+            true => None,
+            // SAFETY: that many numbers, which live as long as the tensor.
+            false => Some(unsafe { std::slice::from_raw_parts(start, dimensions) }),
+        };
+        let shape = sizes(tensor.shape).unwrap_or_default();
+        let shape = shape.iter().map(|extent| (*extent).max(0) as u64).collect();
+        (shape, sizes(tensor.strides).map(<[i64]>::to_vec))
     }
 }
 

@@ -27,30 +27,15 @@ pub(crate) enum SourceDevice {
 /// What keeps the memory of a source.
 enum Keeper {
     Buffer(Box<ffi::Py_buffer>),
-    Tensor(*mut dlpack::Versioned),
-    OldTensor(*mut dlpack::Unversioned),
+    Tensor { _tensor: dlpack::Taken },
     Object { _object: Py<PyAny> },
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // SAFETY: each was received once; the lock of the interpreter is held, since a source does
-        // not leave the call that made it.
-        unsafe {
-            match self {
-                Self::Buffer(view) => ffi::PyBuffer_Release(&raw mut **view),
-                Self::Tensor(tensor) => {
-                    if let Some(delete) = (**tensor).deleter {
-                        delete(*tensor);
-                    }
-                }
-                Self::OldTensor(tensor) => {
-                    if let Some(delete) = (**tensor).deleter {
-                        delete(*tensor);
-                    }
-                }
-                Self::Object { .. } => {}
-            }
+        if let Self::Buffer(view) = self {
+            // SAFETY: it was filled once; the lock of the interpreter is held.
+            unsafe { ffi::PyBuffer_Release(&raw mut **view) };
         }
     }
 }
@@ -198,69 +183,31 @@ impl Source {
             }
             capsule => capsule?,
         };
-        let take = |[name, used]: [&'static CStr; 2]| {
-            // SAFETY: it is checked whether it is a capsule of this name, which then has a tensor.
-            unsafe {
-                if ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) != 1 {
-                    return None;
-                }
-                let raw = ffi::PyCapsule_GetPointer(capsule.as_ptr(), name.as_ptr());
-                ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr());
-                Some(raw)
-            }
+        let Some(tensor) = dlpack::Taken::from_capsule(&capsule) else {
+            return Err(Failure::invalid(operation, "__dlpack__ returned no capsule of DLPack"));
         };
-        let (keeper, tensor): (_, *const dlpack::RawTensor) =
-            if let Some(raw) = take(dlpack::VERSIONED) {
-                let raw = raw.cast::<dlpack::Versioned>();
-                // SAFETY: a tensor of a capsule of this name.
-                (Keeper::Tensor(raw), unsafe { &raw const (*raw).tensor })
-            } else if let Some(raw) = take(dlpack::UNVERSIONED) {
-                let raw = raw.cast::<dlpack::Unversioned>();
-                // SAFETY: a tensor of a capsule of this name.
-                (Keeper::OldTensor(raw), unsafe { &raw const (*raw).tensor })
-            } else {
-                let cause = "__dlpack__ returned no capsule of DLPack";
-                return Err(Failure::invalid(operation, cause));
-            };
-        let mut is_read_only = false;
-        if let Keeper::Tensor(raw) = keeper {
-            // SAFETY: the version is the first field in all versions; the flags are read in those
-            // that are known.
-            let ([major, _], flags) = unsafe { ((*raw).version, (*raw).flags) };
-            is_read_only = flags & dlpack::READ_ONLY != 0;
-            if major != 1 {
-                let cause = format!("its capsule has version {major} of DLPack, and 1 is known");
-                return Err(Failure::invalid(operation, cause));
-            }
+        if tensor.version() > 1 {
+            let cause =
+                format!("its capsule has version {} of DLPack, 1 is known", tensor.version());
+            return Err(Failure::invalid(operation, cause));
         }
-        // SAFETY: it lives as long as the keeper.
-        let tensor = unsafe { &*tensor };
-        let device = dlpack::cuda_device(tensor.device);
+        let device = dlpack::cuda_device(tensor.device());
         let device = device.map_err(|cause| Failure::invalid(operation, cause))?;
-        let data_type = DataType::from_codes(tensor.code, tensor.bits, tensor.lanes);
-        let data_type = data_type.ok_or_else(|| {
-            let (code, bits, lanes) = (tensor.code, tensor.bits, tensor.lanes);
+        let (code, bits, lanes) = tensor.codes();
+        let data_type = DataType::from_codes(code, bits, lanes).ok_or_else(|| {
             let cause = format!(
                 "its elements have code {code}, {bits} bits and {lanes} lanes, which are unknown"
             );
             Failure::invalid(operation, cause)
         })?;
-        let dimensions = usize::try_from(tensor.dimensions).unwrap_or(0);
-        let sizes = |start: *mut i64| match start.is_null() || dimensions == 0 {
-            true => None,
-            // SAFETY: that many numbers, which live as long as the tensor.
-            false => Some(unsafe { std::slice::from_raw_parts(start, dimensions) }),
-        };
-        let shape = sizes(tensor.shape).unwrap_or_default();
-        let shape: Vec<_> = shape.iter().map(|extent| (*extent).max(0) as u64).collect();
-        let strides = sizes(tensor.strides).map(<[i64]>::to_vec);
+        let (shape, strides) = tensor.sizes();
         Ok(Self {
-            address: tensor.data.expose_provenance() as u64 + tensor.byte_offset,
+            address: tensor.address(),
             data_type,
             layout: layout_of(operation, shape, strides)?,
             device: device.map_or(SourceDevice::Host, SourceDevice::Cuda),
-            is_read_only,
-            _keeper: keeper,
+            is_read_only: tensor.is_read_only(),
+            _keeper: Keeper::Tensor { _tensor: tensor },
         })
     }
 
