@@ -30,6 +30,9 @@ const EVENT: &str = "wait for event";
 /// A call without a timeout gives up after this time.
 const LONGEST_CALL: Duration = Duration::from_secs(1 << 30);
 
+/// Tag and data of a notice, if there is one.
+type NoticeParts = Option<(u64, Vec<u8>)>;
+
 /// Moves bytes between registered memory of this process and of others, by the best path: in the
 /// process, by shared memory, between devices, or by a fabric.
 #[pyclass(frozen, name = "Agent", module = "fabricast")]
@@ -159,7 +162,7 @@ fn peer_of(number: u32) -> PeerId {
     PeerId::from_u32(number)
 }
 
-fn notice_of(notice: Option<(u64, Vec<u8>)>) -> Result<Option<Notice>> {
+fn notice_of(notice: NoticeParts) -> Result<Option<Notice>> {
     Ok(notice.map(|(tag, data)| Notice::new(tag, &data)).transpose()?)
 }
 
@@ -188,7 +191,7 @@ impl PyAgent {
         &self,
         py: Python<'_>,
         operation: &'static str,
-        (route, blocks, notice): (&PyRoute, Option<&Bound<'_, PyAny>>, Option<(u64, Vec<u8>)>),
+        (route, blocks, notice): (&PyRoute, Option<&Bound<'_, PyAny>>, NoticeParts),
         is_put: bool,
     ) -> Result<PyOperation> {
         let (parts, notice) = (Parts::of(blocks)?, notice_of(notice)?);
@@ -362,7 +365,7 @@ impl PyAgent {
         py: Python<'_>,
         route: &PyRoute,
         blocks: Option<&Bound<'_, PyAny>>,
-        notice: Option<(u64, Vec<u8>)>,
+        notice: NoticeParts,
     ) -> Result<PyOperation> {
         self.begin(py, "put", (route, blocks, notice), true)
     }
@@ -374,7 +377,7 @@ impl PyAgent {
         py: Python<'_>,
         route: &PyRoute,
         blocks: Option<&Bound<'_, PyAny>>,
-        notice: Option<(u64, Vec<u8>)>,
+        notice: NoticeParts,
     ) -> Result<PyOperation> {
         self.begin(py, "get", (route, blocks, notice), false)
     }
