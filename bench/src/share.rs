@@ -211,16 +211,16 @@ impl Task for OpenTask {
                 let start = Instant::now();
                 let again = opener.open(&handle, Some(&device))?;
                 cached.add(since(start));
-                verified &= again.memory.address() == opened.memory.address();
+                verified &= again.address() == opened.address();
             }
             if number == 0 {
-                let sum = stream.checksum(&opened.slice(), TIMEOUT)?;
+                let sum = stream.checksum(&opened.slice()?, TIMEOUT)?;
                 verified &= sum == self.checksum;
             }
         }
         let opened = client.open(NAME, Some(&device), TIMEOUT)?;
-        let (mapped_rate, own, ratio) = compare(&stream, &opened.slice())?;
-        let sum = stream.checksum(&opened.slice(), TIMEOUT)?;
+        let (mapped_rate, own, ratio) = compare(&stream, &opened.slice()?)?;
+        let sum = stream.checksum(&opened.slice()?, TIMEOUT)?;
         verified &= sum == self.checksum;
         Ok(WorkerResult {
             samples: first,

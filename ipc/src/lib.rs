@@ -5,7 +5,7 @@
 //! process dies at any instruction.
 //!
 //! Modules, each importing only those before it: `deadline`, `debug`, `page_size`, `limits`, `fork`,
-//! `participant`, `futex`, `interruption`, `words`, `lock`, `doorbell`, `marked_doorbell`, `watch`,
+//! `not_inherited`, `per_process`, `participant`, `futex`, `interruption`, `words`, `lock`, `doorbell`, `marked_doorbell`, `watch`,
 //! `segment`, `crash_test`, `channel`, `pidfd`, `allocator`, `queue`.
 
 pub mod allocator;
@@ -23,7 +23,9 @@ pub mod lock;
 mod marked_doorbell;
 #[cfg(all(test, loom))]
 mod models;
+mod not_inherited;
 mod page_size;
+mod per_process;
 pub mod participant;
 pub mod pidfd;
 pub mod queue;
@@ -40,8 +42,10 @@ pub use interruption::{Interruption, sleep_interruptible};
 pub use limits::{DescriptorLimit, LimitReached};
 pub use lock::LockTimeout;
 pub use marked_doorbell::MarkedDoorbell;
+pub use not_inherited::NotInherited;
 pub use page_size::page_size;
 pub use participant::{AlwaysAlive, Caller, Liveness, Participant};
+pub use per_process::PerProcess;
 pub use pidfd::{ParticipantTable, PidFd};
 pub use queue::{
     OverflowPolicy, Published, Queue, QueueError, QueueSetup, Subscriber, SubscriptionId,

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use gpu::{Block, Device, Implementation, Memory};
 use ipc::{Layout, ReadOnlySegment, Segment};
@@ -40,6 +40,16 @@ struct Inner {
     length: u64,
     /// Pinned for all devices of an implementation, at the first use by one of them.
     pinned: Mutex<HashMap<Implementation, Memory>>,
+}
+
+/// A handle that does not keep the buffer.
+#[derive(Debug)]
+pub(crate) struct WeakHostBuffer(Weak<Inner>);
+
+impl WeakHostBuffer {
+    pub(crate) fn upgrade(&self) -> Option<HostBuffer> {
+        self.0.upgrade().map(HostBuffer)
+    }
 }
 
 impl HostBuffer {
@@ -217,6 +227,11 @@ impl HostBuffer {
     #[must_use]
     pub fn address(&self) -> u64 {
         self.0.body.start() as u64
+    }
+
+    /// A handle that does not keep it.
+    pub(crate) fn downgrade(&self) -> WeakHostBuffer {
+        WeakHostBuffer(Arc::downgrade(&self.0))
     }
 
     /// A number that is unique as long as this buffer exists.

@@ -11,7 +11,7 @@
 //!
 //! Modules, each importing only those before it: `error`, `admission`, `blocks`, `notice`,
 //! `refusal`, `path`, `operations`, `private_memory`, `pinned`, `host_copy`, `host_buffer`, `stream_copies`,
-//! `tensor`, `wire`, `handle`, `share`, `socket_server`, `share_service`, `region`, `device_memory`, `rail`,
+//! `tensor`, `wire`, `region`, `handle`, `share`, `socket_server`, `share_service`, `device_memory`, `rail`,
 //! `agent`.
 
 mod admission;
@@ -52,7 +52,7 @@ pub use operations::{Done, MAX_OPERATIONS, Token};
 pub use pinned::pin;
 pub use region::{Buffer, FabricKey, Region, RegionDescriptor, Rights};
 pub use share::{OpenedBuffer, Opener, SharedBuffer};
-pub use share_service::{MAX_NAME_LENGTH, ShareClient, ShareService};
+pub use share_service::{MAX_NAME_LENGTH, Share, ShareClient, ShareService, open, share};
 pub use tensor::{ElementType, MAX_DIMENSIONS, Tensor};
 pub use wire::MAX_LABEL_LENGTH;
 

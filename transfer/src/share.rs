@@ -4,23 +4,30 @@
 //! across containers too.
 
 use std::collections::HashMap;
-use std::io;
+use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use gpu::{Device, DeviceName, Exported, LegacyHandle, Memory, Slice, Uuid, WeakMemory};
-use ipc::ForkGeneration;
+use gpu::{Device, DeviceName, Importer, LegacyHandle, Memory, Slice, Uuid, WeakMemory};
+use ipc::{ForkGeneration, PerProcess};
 
 use crate::error::{Context, Error, ErrorKind, Result, failed};
-use crate::handle::{Handle, HandleMetadata, HandleType, MAX_PIECES};
+use crate::handle::{Handle, HandleMetadata, HandleType};
+use crate::host_buffer::{HostBuffer, WeakHostBuffer};
 use crate::lock;
+use crate::region::{Buffer, Rights};
 use crate::tensor::Tensor;
+
+const SHARE: &str = "share";
+const OPEN: &str = "open handle";
+/// Descriptors in a message, and descriptors that a shared buffer keeps open.
+pub(crate) const PIECES_PER_MESSAGE: usize = ipc::channel::MAX_DESCRIPTORS;
 
 /// Shared memory, of which handles can be made as long as this exists.
 ///
-/// Memory [allocated to be shared](gpu::Device::allocate_shared) stays with the processes that
-/// opened it after this buffer and its process are gone. Memory from `cudaMalloc` is freed with the
-/// process that allocated it.
+/// Memory [allocated to be shared](gpu::Device::allocate_shared) and [host
+/// memory](crate::HostBuffer::new) stay with the processes that opened them after this buffer and
+/// its process are gone. Memory from `cudaMalloc` is freed with the process that allocated it.
 ///
 /// ```
 /// use gpu::Device;
@@ -31,13 +38,14 @@ use crate::tensor::Tensor;
 /// let shared = SharedBuffer::new(&memory, &tensor)?;
 /// let handle = shared.handle()?; // … sent to another process …
 /// let opened = Opener::shared().open(&handle, None)?;
-/// assert_eq!(opened.tensor, tensor);
+/// assert_eq!(opened.tensor(), &tensor);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct SharedBuffer {
-    _memory: Memory,
-    /// Exported once, because drivers are slow at it.
+    buffer: Buffer,
+    /// Exported once, because drivers are slow at it; empty for memory of more pieces than a
+    /// message has.
     descriptors: Vec<OwnedFd>,
     metadata: HandleMetadata,
     fork_generation: ForkGeneration,
@@ -49,50 +57,52 @@ impl SharedBuffer {
     /// # Errors
     /// [`OutOfBounds`](ErrorKind::OutOfBounds) if the tensor reaches beyond the memory;
     /// [`Failed`](ErrorKind::Failed) for memory that cannot be exported.
-    pub fn new(memory: &Memory, tensor: &Tensor) -> Result<Self> {
-        let operation = "share";
-        let device = memory.mapped_for();
-        if memory.device() != Some(device.name()) {
-            let detail = "it is on another device or on the host. Share it where it was allocated";
-            return Err(Error::new(operation, ErrorKind::Failed, detail));
-        }
-        let (handle_type, descriptors) = match memory.export_pieces() {
-            Ok(Exported { pieces, .. }) if pieces.len() > MAX_PIECES => {
-                let detail = format!("{} pieces, {MAX_PIECES} is the maximum", pieces.len());
-                return Err(Error::new(operation, ErrorKind::Failed, detail));
+    pub fn new(buffer: impl Into<Buffer>, tensor: &Tensor) -> Result<Self> {
+        Self::with_rights(buffer.into(), tensor, Rights::ALL)
+    }
+
+    /// As [`new`](Self::new), for receivers that only read: they cannot write to memory of the host,
+    /// and promise not to write to memory of a device.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn read_only(buffer: impl Into<Buffer>, tensor: &Tensor) -> Result<Self> {
+        Self::with_rights(buffer.into(), tensor, Rights::READ)
+    }
+
+    fn with_rights(buffer: Buffer, tensor: &Tensor, rights: Rights) -> Result<Self> {
+        let (device, handle_type) = match &buffer {
+            Buffer::Host(host) => {
+                let (pieces, offset) = (vec![host.length()], 0);
+                (None, HandleType::Descriptors { pieces, offset })
             }
-            Ok(Exported { pieces, offset: 0 }) => {
-                let (descriptors, pieces) = pieces.into_iter().unzip();
-                (HandleType::Descriptors { pieces }, descriptors)
-            }
-            Ok(Exported { offset, .. }) => {
-                let detail = format!("it starts {offset} bytes after the start of its piece");
-                return Err(Error::new(operation, ErrorKind::Failed, detail));
-            }
-            Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {
-                (HandleType::Legacy(memory.export_legacy().during(operation)?), Vec::new())
-            }
-            Err(error) => return Err(error).during(operation),
+            Buffer::Device(memory) => describe(memory)?,
         };
         // Read once, because the length grows if the memory is a pool's. Pieces added after the
         // export are not in the handle.
         let length = match &handle_type {
-            HandleType::Descriptors { pieces } => {
+            HandleType::Descriptors { pieces, offset } => {
+                HandleMetadata::check_pieces(SHARE, pieces)?;
                 let sum = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(*piece));
-                memory.length().min(sum)
+                buffer.length().min(sum.saturating_sub(*offset))
             }
-            HandleType::Legacy(_) => memory.length(),
+            HandleType::Legacy(_) => buffer.length(),
         };
-        tensor.check(operation, length)?;
+        tensor.check(SHARE, length)?;
         let metadata = HandleMetadata {
-            identity: random(operation)?,
-            device: device.properties().uuid,
+            identity: random(SHARE)?,
+            device,
             length,
+            is_read_only: !rights.write,
             handle_type,
             tensor: tensor.clone(),
         };
         let fork_generation = ForkGeneration::current();
-        Ok(Self { _memory: memory.clone(), descriptors, metadata, fork_generation })
+        let mut shared = Self { buffer, descriptors: Vec::new(), metadata, fork_generation };
+        if shared.metadata.pieces() <= PIECES_PER_MESSAGE {
+            shared.descriptors = shared.export(0, PIECES_PER_MESSAGE)?;
+        }
+        Ok(shared)
     }
 
     /// The metadata of its handles.
@@ -101,41 +111,120 @@ impl SharedBuffer {
         &self.metadata
     }
 
-    /// A handle, for one receiver.
+    /// A handle, for one receiver. Memory of very many pieces is better opened from a
+    /// [service](crate::ShareService), which sends a few descriptors at a time.
     ///
     /// # Errors
     /// If descriptors run out, or the process forked.
     pub fn handle(&self) -> Result<Handle> {
-        let operation = "make handle";
-        check_fork(self.fork_generation, operation)?;
-        let copies = self.descriptors.iter().map(|descriptor| descriptor.try_clone());
-        let descriptors = copies.collect::<io::Result<_>>().map_err(failed(operation))?;
+        check_fork(self.fork_generation, "make handle")?;
+        let descriptors = self.descriptors(0, self.metadata.pieces())?;
         Ok(Handle { metadata: self.metadata.clone(), descriptors })
+    }
+
+    /// Descriptors of at most `count` pieces, from this one on.
+    pub(crate) fn descriptors(&self, first: usize, count: usize) -> Result<Vec<OwnedFd>> {
+        let operation = "make handle";
+        if self.descriptors.is_empty() {
+            return self.export(first, count);
+        }
+        let kept = self.descriptors.iter().skip(first).take(count);
+        kept.map(|descriptor| descriptor.try_clone().map_err(failed(operation))).collect()
+    }
+
+    fn export(&self, first: usize, count: usize) -> Result<Vec<OwnedFd>> {
+        let rights = if self.metadata.is_read_only { Rights::READ } else { Rights::ALL };
+        let end = self.metadata.pieces().min(first.saturating_add(count));
+        let export = |piece| self.buffer.export(piece as u32, rights);
+        (first..end).map(|piece| Ok(export(piece)?.0)).collect()
     }
 }
 
-/// A mapped buffer of another process. The mapping exists as long as any clone of this.
+/// The device of memory, and how it is exported.
+fn describe(memory: &Memory) -> Result<(Option<Uuid>, HandleType)> {
+    let device = memory.mapped_for();
+    if memory.device() != Some(device.name()) {
+        let detail = "it is on another device or on the host. Share it where it was allocated";
+        return Err(Error::new(SHARE, ErrorKind::Failed, detail));
+    }
+    let handle_type = match memory.pieces() {
+        Ok(found) => HandleType::Descriptors { pieces: found.lengths, offset: found.offset },
+        Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {
+            HandleType::Legacy(memory.export_legacy().during(SHARE)?)
+        }
+        Err(error) => return Err(error).during(SHARE),
+    };
+    Ok((Some(device.properties().uuid), handle_type))
+}
+
+/// Notifies the owner of a memory when it is dropped.
+pub(crate) trait Hold: fmt::Debug + Send + Sync {}
+
+/// A mapped buffer of another process.
+///
+/// The mapping exists as long as any clone of this or of its [buffer](Self::buffer). As long as any
+/// clone of this exists, the owner keeps the memory if it was opened from a
+/// [service](crate::ShareService), so that its allocator does not use it for something else.
 #[derive(Debug, Clone)]
 pub struct OpenedBuffer {
-    /// The mapped memory.
-    pub memory: Memory,
-    /// What the bytes mean.
-    pub tensor: Tensor,
+    buffer: Buffer,
+    tensor: Tensor,
+    is_read_only: bool,
+    _hold: Option<Arc<dyn Hold>>,
 }
 
 impl OpenedBuffer {
-    /// The bytes that the tensor reaches.
+    /// The mapped memory.
     #[must_use]
-    pub fn slice(&self) -> Slice {
+    pub fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    /// The mapped memory, if it is of a device.
+    #[must_use]
+    pub fn memory(&self) -> Option<&Memory> {
+        match &self.buffer {
+            Buffer::Device(memory) => Some(memory),
+            Buffer::Host(_) => None,
+        }
+    }
+
+    /// What the bytes mean.
+    #[must_use]
+    pub fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+
+    /// Did its owner share it for readers only?
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.is_read_only
+    }
+
+    /// The bytes of a device that the tensor reaches.
+    ///
+    /// # Errors
+    /// [`Failed`](ErrorKind::Failed) for memory of the host.
+    pub fn slice(&self) -> Result<Slice> {
+        let operation = "slice shared memory";
+        let memory = self.memory().ok_or("it is memory of the host").map_err(failed(operation))?;
         // Checked when it was opened.
         let (first, end) = self.tensor.extent().unwrap_or_default();
-        self.memory.slice(first, end - first).unwrap_or_else(|_| self.memory.whole())
+        memory.slice(first, end - first).during(operation)
     }
 
     /// The address of the element with all indices 0 in this process.
     #[must_use]
     pub fn address(&self) -> u64 {
-        self.memory.address() + self.tensor.byte_offset
+        let start = match &self.buffer {
+            Buffer::Device(memory) => memory.address(),
+            Buffer::Host(buffer) => buffer.address(),
+        };
+        start + self.tensor.byte_offset
+    }
+
+    pub(crate) fn held(self, hold: Arc<dyn Hold>) -> Self {
+        Self { _hold: Some(hold), ..self }
     }
 }
 
@@ -145,7 +234,7 @@ impl OpenedBuffer {
 /// one](Self::shared) is wanted.
 #[derive(Debug)]
 pub struct Opener {
-    mapped: Mutex<HashMap<([u8; 16], DeviceName), Mapped>>,
+    mapped: Mutex<HashMap<Key, Mapped>>,
     fork_generation: ForkGeneration,
 }
 
@@ -155,26 +244,55 @@ impl Default for Opener {
     }
 }
 
+/// Identity of the memory, and the device that it is mapped for; None for the host.
+type Key = ([u8; 16], Option<DeviceName>);
+
 #[derive(Debug)]
 struct Mapped {
-    memory: WeakMemory,
+    buffer: WeakBuffer,
     metadata: HandleMetadata,
+}
+
+#[derive(Debug)]
+enum WeakBuffer {
+    Device(WeakMemory),
+    Host(WeakHostBuffer),
+}
+
+impl WeakBuffer {
+    fn of(buffer: &Buffer) -> Self {
+        match buffer {
+            Buffer::Device(memory) => Self::Device(memory.downgrade()),
+            Buffer::Host(host) => Self::Host(host.downgrade()),
+        }
+    }
+
+    fn upgrade(&self) -> Option<Buffer> {
+        match self {
+            Self::Device(memory) => memory.upgrade().map(Buffer::Device),
+            Self::Host(host) => host.upgrade().map(Buffer::Host),
+        }
+    }
 }
 
 /// Above this number of entries, those whose memory is gone are removed.
 const SWEEP_ABOVE: usize = 64;
 
+/// The next descriptor of a handle.
+pub(crate) type PieceSource<'a> = &'a mut dyn FnMut() -> Result<OwnedFd>;
+
 impl Opener {
-    /// The opener of the whole process: it maps a memory once per process and device. In a forked
-    /// child it fails with [`Forked`](ErrorKind::Forked), as devices do.
+    /// The opener of the whole process: it maps a memory once per process and device. A forked child
+    /// has another one.
     #[must_use]
     pub fn shared() -> Arc<Self> {
-        static SHARED: OnceLock<Arc<Opener>> = OnceLock::new();
-        Arc::clone(SHARED.get_or_init(Arc::default))
+        static SHARED: PerProcess<OnceLock<Arc<Opener>>> = PerProcess::new();
+        Arc::clone(SHARED.get().get_or_init(Arc::default))
     }
 
-    /// Maps the memory of a handle, for its own device or for another one. Memory from `cudaMalloc`
-    /// can be opened in other processes only, whatever their process ids in their namespaces.
+    /// Maps the memory of a handle, for its own device or for another one too. Memory from
+    /// `cudaMalloc` can be opened in other processes only, whatever their process ids in their
+    /// namespaces.
     ///
     /// # Errors
     /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if this process does not see the device;
@@ -182,43 +300,67 @@ impl Opener {
     /// [`WrongMemory`](ErrorKind::WrongMemory) if the descriptors are not those of the described
     /// memory.
     pub fn open(&self, handle: &Handle, device: Option<&Device>) -> Result<OpenedBuffer> {
-        let operation = "open handle";
-        check_fork(self.fork_generation, operation)?;
-        let metadata = &handle.metadata;
-        metadata.tensor.check(operation, metadata.length)?;
+        let mut descriptors = handle.descriptors.iter();
+        if handle.descriptors.len() != handle.metadata.pieces() {
+            let detail = format!(
+                "received {} descriptors for {} pieces",
+                handle.descriptors.len(),
+                handle.metadata.pieces()
+            );
+            return Err(Error::new(OPEN, ErrorKind::Malformed, detail));
+        }
+        self.open_pieces(&handle.metadata, device, &mut || {
+            let next = descriptors.next().map(OwnedFd::try_clone);
+            next.ok_or("a piece is missing").map_err(failed(OPEN))?.map_err(failed(OPEN))
+        })
+    }
+
+    /// As [`open`](Self::open), with descriptors that arrive one by one; none is requested for
+    /// memory that is mapped already.
+    pub(crate) fn open_pieces(
+        &self,
+        metadata: &HandleMetadata,
+        device: Option<&Device>,
+        next_piece: PieceSource<'_>,
+    ) -> Result<OpenedBuffer> {
+        check_fork(self.fork_generation, OPEN)?;
+        metadata.tensor.check(OPEN, metadata.length)?;
         let found;
-        let device = match device {
-            Some(device) => device,
-            None => {
-                found = Device::find(metadata.device).during(operation)?;
-                &found
+        let device = match (metadata.device, device) {
+            (None, _) => None,
+            (Some(_), Some(device)) => Some(device),
+            (Some(uuid), None) => {
+                found = Device::find(uuid).during(OPEN)?;
+                Some(&found)
             }
         };
-        let key = (metadata.identity, device.name());
-        let mut mapped = lock(&self.mapped);
-        if let Some(entry) = mapped.get(&key)
-            && let Some(memory) = entry.memory.upgrade()
-        {
-            // The tensor may differ; the memory may not.
-            if (entry.metadata.device, entry.metadata.length, &entry.metadata.handle_type)
-                != (metadata.device, metadata.length, &metadata.handle_type)
-            {
-                let detail = "another memory was opened under this identity";
-                return Err(Error::new(operation, ErrorKind::WrongMemory, detail));
-            }
-            return Ok(OpenedBuffer { memory, tensor: metadata.tensor.clone() });
+        let opened = |buffer| OpenedBuffer {
+            buffer,
+            tensor: metadata.tensor.clone(),
+            is_read_only: metadata.is_read_only,
+            _hold: None,
+        };
+        let key = (metadata.identity, device.map(Device::name));
+        if let Some(buffer) = mapped_as(&lock(&self.mapped), key, metadata)? {
+            return Ok(opened(buffer));
         }
-        let memory = open_memory(operation, handle, device)?;
-        // For memory opened by legacy handle the driver reports the opening device, so it proves
-        // nothing.
-        if matches!(metadata.handle_type, HandleType::Descriptors { .. }) {
-            check_device(operation, &memory, Some(metadata.device))?;
+        // Without the lock, because pieces may take time to arrive.
+        let buffer: Buffer = match device {
+            None => {
+                let file = next_piece()?;
+                HostBuffer::open(file, metadata.length, !metadata.is_read_only)?.into()
+            }
+            Some(device) => open_memory(metadata, device, next_piece)?.into(),
+        };
+        let mut mapped = lock(&self.mapped);
+        if let Some(buffer) = mapped_as(&mapped, key, metadata)? {
+            return Ok(opened(buffer));
         }
         if mapped.len() >= SWEEP_ABOVE {
-            mapped.retain(|_, entry| entry.memory.upgrade().is_some());
+            mapped.retain(|_, entry| entry.buffer.upgrade().is_some());
         }
-        mapped.insert(key, Mapped { memory: memory.downgrade(), metadata: metadata.clone() });
-        Ok(OpenedBuffer { memory, tensor: metadata.tensor.clone() })
+        mapped.insert(key, Mapped { buffer: WeakBuffer::of(&buffer), metadata: metadata.clone() });
+        Ok(opened(buffer))
     }
 }
 
@@ -244,28 +386,49 @@ pub(crate) fn check_device(
     Err(Error::new(operation, ErrorKind::WrongMemory, detail))
 }
 
-fn open_memory(operation: &'static str, handle: &Handle, device: &Device) -> Result<Memory> {
-    let metadata = &handle.metadata;
-    let pieces = match &metadata.handle_type {
+/// The buffer that is mapped under this key.
+fn mapped_as(
+    mapped: &HashMap<Key, Mapped>,
+    key: Key,
+    metadata: &HandleMetadata,
+) -> Result<Option<Buffer>> {
+    let Some(entry) = mapped.get(&key) else { return Ok(None) };
+    let Some(buffer) = entry.buffer.upgrade() else { return Ok(None) };
+    // The tensor may differ; the memory may not.
+    let is_same = HandleMetadata { tensor: metadata.tensor.clone(), ..entry.metadata.clone() } == *metadata;
+    if is_same {
+        return Ok(Some(buffer));
+    }
+    let detail = "another memory was opened under this identity";
+    Err(Error::new(OPEN, ErrorKind::WrongMemory, detail))
+}
+
+fn open_memory(
+    metadata: &HandleMetadata,
+    device: &Device,
+    next_piece: PieceSource<'_>,
+) -> Result<Memory> {
+    let (pieces, offset) = match &metadata.handle_type {
         HandleType::Legacy(legacy) => {
             let whole = LegacyHandle { length: metadata.length, ..*legacy };
             // Process ids are no criterion: namespaces reuse them. The device knows what this
-            // process allocated, and refuses it.
-            return device.open_legacy_handle(&whole).during(operation);
+            // process allocated, and refuses it. It reports the opening device for such memory, so
+            // there is nothing to compare.
+            return device.open_legacy_handle(&whole).during(OPEN);
         }
-        HandleType::Descriptors { pieces } => pieces,
+        HandleType::Descriptors { pieces, offset } => (pieces, *offset),
     };
-    if pieces.len() != handle.descriptors.len() {
-        let detail = format!(
-            "received {} descriptors for {} pieces",
-            handle.descriptors.len(),
-            pieces.len()
-        );
-        return Err(Error::new(operation, ErrorKind::Malformed, detail));
+    let granularity = device.properties().granularity;
+    let total = pieces.iter().try_fold(0_u64, |sum, length| {
+        sum.checked_add(length.checked_next_multiple_of(granularity)?)
+    });
+    let importer: Importer = device.importer(total.unwrap_or(u64::MAX)).during(OPEN)?;
+    for length in pieces {
+        importer.add(next_piece()?.as_fd(), *length).during(OPEN)?;
     }
-    let pairs: Vec<_> =
-        handle.descriptors.iter().map(AsFd::as_fd).zip(pieces.iter().copied()).collect();
-    device.import_pieces(&pairs, metadata.length).during(operation)
+    let memory = importer.finish(offset, metadata.length).during(OPEN)?;
+    check_device(OPEN, &memory, metadata.device)?;
+    Ok(memory)
 }
 
 pub(crate) fn random<const N: usize>(operation: &'static str) -> Result<[u8; N]> {

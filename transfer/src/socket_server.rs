@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ipc::{Channel, ChannelError, ChannelListener};
+use ipc::{Channel, ChannelError, ChannelListener, NotInherited};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -66,6 +66,7 @@ impl SocketServer<'_> {
 
 /// An open connection of an admitted user.
 struct Connection<C> {
+    _not_inherited: NotInherited,
     channel: Channel,
     user: u32,
     since: Instant,
@@ -155,7 +156,9 @@ impl<C> Connections<C> {
         if let Some(index) = evicted.map(|(index, _)| index) {
             self.open.remove(index);
         }
-        self.open.push(Connection { channel, user, since: Instant::now(), client: None });
+        let _not_inherited = NotInherited::new(&channel);
+        let since = Instant::now();
+        self.open.push(Connection { _not_inherited, channel, user, since, client: None });
     }
 
     fn refuse(&mut self, channel: Channel, reply: &[u8]) {

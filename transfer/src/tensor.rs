@@ -1,73 +1,114 @@
 //! Description of shared bytes: element type, shape, strides.
 
+use std::fmt;
+
 use crate::error::{Error, ErrorKind, Result};
 
 /// Maximum number of dimensions.
 pub const MAX_DIMENSIONS: usize = 16;
 
+/// The type of an element, with the codes of DLPack.
+///
+/// ```
+/// use transfer::ElementType;
+/// assert_eq!(ElementType::BF16.bits(), 16);
+/// // Two numbers of 4 bits in each byte.
+/// let packed = ElementType::new(17, 4, 2).expect("a type of DLPack");
+/// assert_eq!((packed.bits(), packed.codes()), (8, (17, 4, 2)));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ElementType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
 macro_rules! element_types {
-    ($($(#[$doc:meta])* $name:ident = $code:literal, $size:literal;)*) => {
-        /// The type of an element.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        #[non_exhaustive]
-        pub enum ElementType {
-            $($(#[$doc])* $name,)*
-        }
-
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $bits:literal;)*) => {
         impl ElementType {
-            pub(crate) fn code(self) -> u8 {
-                match self { $(Self::$name => $code,)* }
-            }
+            $($(#[$doc])* pub const $name: Self = Self { code: $code, bits: $bits, lanes: 1 };)*
 
-            pub(crate) fn from_code(code: u8) -> Option<Self> {
-                match code { $($code => Some(Self::$name),)* _ => None }
-            }
-
-            /// Size in bytes.
-            #[must_use]
-            pub fn size(self) -> u64 {
-                match self { $(Self::$name => $size,)* }
+            fn name(self) -> Option<&'static str> {
+                match (self.code, self.bits) {
+                    $(($code, $bits) => Some(stringify!($name)),)*
+                    _ => None,
+                }
             }
         }
     };
 }
 
-// Codes are part of the format and are never reused.
 element_types! {
     /// An unsigned byte, or opaque data.
-    U8 = 1, 1;
+    U8 = 1, 8;
     /// 8 bits, signed.
-    I8 = 2, 1;
+    I8 = 0, 8;
     /// 16 bits.
-    U16 = 3, 2;
+    U16 = 1, 16;
     /// 16 bits, signed.
-    I16 = 4, 2;
+    I16 = 0, 16;
     /// 32 bits.
-    U32 = 5, 4;
+    U32 = 1, 32;
     /// 32 bits, signed.
-    I32 = 6, 4;
+    I32 = 0, 32;
     /// 64 bits.
-    U64 = 7, 8;
+    U64 = 1, 64;
     /// 64 bits, signed.
-    I64 = 8, 8;
+    I64 = 0, 64;
     /// 0 or 1, in a byte.
-    Bool = 9, 1;
+    BOOL = 6, 8;
     /// Half precision.
-    F16 = 10, 2;
+    F16 = 2, 16;
     /// The upper half of single precision.
-    Bf16 = 11, 2;
+    BF16 = 4, 16;
     /// Single precision.
-    F32 = 12, 4;
+    F32 = 2, 32;
     /// Double precision.
-    F64 = 13, 8;
-    /// 8 bits, 4 of exponent.
-    F8E4M3 = 14, 1;
+    F64 = 2, 64;
+    /// 8 bits, 4 of exponent, without infinities (`float8_e4m3fn`).
+    F8_E4M3 = 10, 8;
     /// 8 bits, 5 of exponent.
-    F8E5M2 = 15, 1;
+    F8_E5M2 = 12, 8;
     /// Two of single precision.
-    C64 = 16, 8;
+    C64 = 5, 64;
     /// Two of double precision.
-    C128 = 17, 16;
+    C128 = 5, 128;
+}
+
+/// Highest code that DLPack defines.
+const MAX_CODE: u8 = 17;
+const MAX_LANES: u16 = 16;
+
+impl ElementType {
+    /// By the code of DLPack, the bits of a number, and the numbers in an element. None for what
+    /// DLPack does not define.
+    #[must_use]
+    pub fn new(code: u8, bits: u8, lanes: u16) -> Option<Self> {
+        let is_known = code <= MAX_CODE && (1..=128).contains(&bits) && (1..=MAX_LANES).contains(&lanes);
+        is_known.then_some(Self { code, bits, lanes })
+    }
+
+    /// The code of DLPack, the bits of a number, and the numbers in an element.
+    #[must_use]
+    pub fn codes(self) -> (u8, u8, u16) {
+        (self.code, self.bits, self.lanes)
+    }
+
+    /// Bits of an element.
+    #[must_use]
+    pub fn bits(self) -> u64 {
+        u64::from(self.bits) * u64::from(self.lanes)
+    }
+}
+
+impl fmt::Debug for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { code, bits, lanes } = self;
+        match self.name() {
+            Some(name) if *lanes == 1 => f.write_str(name),
+            _ => write!(f, "ElementType(code {code}, {bits} bits, {lanes} lanes)"),
+        }
+    }
 }
 
 /// Layout of the bytes: element type, the offset of the first element, shape and strides.
@@ -131,19 +172,21 @@ impl Tensor {
         if self.elements()? == 0 {
             return Some((self.byte_offset, self.byte_offset));
         }
-        let size = i128::from(self.element.size());
-        let mut first = i128::from(self.byte_offset);
+        let bits = i128::from(self.element.bits());
+        let mut first = i128::from(self.byte_offset) * 8;
         let mut last = first;
         for (length, stride) in self.shape.iter().zip(&self.strides) {
-            // At most 16 times a product of two 64-bit numbers and 16: no overflow.
+            // At most 16 times a product of two 64-bit numbers and 2048: no overflow.
             let reach = i128::from(*length - 1).checked_mul(i128::from(*stride))?;
-            let reach = reach.checked_mul(size)?;
+            let reach = reach.checked_mul(bits)?;
             match reach < 0 {
                 true => first = first.checked_add(reach)?,
                 false => last = last.checked_add(reach)?,
             }
         }
-        Some((u64::try_from(first).ok()?, u64::try_from(last.checked_add(size)?).ok()?))
+        // Whole bytes.
+        let end = last.checked_add(bits)?.checked_add(7)?;
+        Some((u64::try_from(first.div_euclid(8)).ok()?, u64::try_from(end.div_euclid(8)).ok()?))
     }
 
     /// Fails if the tensor exceeds memory of `length` bytes.
@@ -167,12 +210,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_are_one_to_one() {
-        let all: Vec<_> = (0..=255).filter_map(ElementType::from_code).collect();
-        assert_eq!(all.len(), 17);
-        for element in all {
-            assert_eq!(ElementType::from_code(element.code()), Some(element));
-        }
+    fn packed_elements_cover_whole_bytes() {
+        let tensor = |lanes, shape: &[u64]| {
+            let element = ElementType::new(17, 4, lanes).unwrap();
+            Tensor::contiguous(element, shape).extent()
+        };
+        assert_eq!(tensor(1, &[3]), Some((0, 2)));
+        assert_eq!(tensor(2, &[3]), Some((0, 3)));
+        assert_eq!(ElementType::new(18, 8, 1), None);
+        assert_eq!(ElementType::new(2, 0, 1), None);
+        assert_eq!(ElementType::new(2, 32, 0), None);
+        assert_eq!(format!("{:?}", ElementType::BF16), "BF16");
     }
 
     #[test]

@@ -1,37 +1,84 @@
 //! The client side of sharing by name.
 
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use gpu::Device;
-use ipc::{Channel, ChannelError, Credentials, ForkGeneration};
+use ipc::{Channel, ChannelError, Credentials, ForkGeneration, NotInherited};
 
-use super::protocol::{Reply, is_name, request};
+use super::protocol::{Reply, Request, is_name};
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::handle::Handle;
-use crate::share::{OpenedBuffer, Opener, check_fork};
+use crate::handle::{Handle, HandleMetadata};
+use crate::share::{Hold, OpenedBuffer, Opener, check_fork};
 use crate::{lock, remaining};
 
 const CONNECT: &str = "connect to share service";
 const REQUEST: &str = "request shared memory";
+/// Connections that are kept for further calls.
+const MAX_IDLE: usize = 4;
 /// Shortest and longest pause between attempts to connect while no service listens.
 const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
 
-/// Requests handles from a service. Threads may share a client: concurrent calls have a connection
+/// Opens shared memory of a service. Threads may share a client: concurrent calls have a connection
 /// each.
 ///
 /// If the service closed a connection, because it was busy or restarted, the same call connects
 /// again as long as it has time.
 #[derive(Debug)]
 pub struct ShareClient {
-    /// A connection that no call uses now. After a timeout the connection is dropped: a late reply
-    /// would be taken for the answer to the next request.
-    idle: Mutex<Option<Channel>>,
+    /// Connections that no call uses now. After a timeout a connection is not used again: a late
+    /// reply would be taken for the answer to the next request.
+    idle: Mutex<Vec<Arc<Connection>>>,
     path: PathBuf,
     trusted: Vec<u32>,
     opener: Arc<Opener>,
     fork_generation: ForkGeneration,
+}
+
+/// A connection, which exists as long as memory that was opened by it.
+#[derive(Debug)]
+struct Connection {
+    _not_inherited: NotInherited,
+    channel: Channel,
+    /// Memory that is not used any more, of which the service does not know yet.
+    released: Mutex<Vec<[u8; 16]>>,
+}
+
+impl Connection {
+    /// Sends what is not used any more, as far as the service takes it.
+    fn send_released(&self) {
+        let mut released = lock(&self.released);
+        while let Some(identity) = released.last() {
+            match self.channel.send(&Request::Release(*identity).encode(), &[], Duration::ZERO) {
+                // It is sent with the next request.
+                Err(ChannelError::DeadlineExceeded { .. }) => return,
+                _ => released.pop(),
+            };
+        }
+    }
+}
+
+/// Memory that the service holds for this process.
+#[derive(Debug)]
+struct HeldByService {
+    connection: Arc<Connection>,
+    identity: [u8; 16],
+    fork_generation: ForkGeneration,
+}
+
+impl Hold for HeldByService {}
+
+impl Drop for HeldByService {
+    fn drop(&mut self) {
+        // A forked child has no connection, and its parent still uses the memory.
+        if self.fork_generation.is_current() {
+            lock(&self.connection.released).push(self.identity);
+            self.connection.send_released();
+        }
+    }
 }
 
 impl ShareClient {
@@ -51,15 +98,9 @@ impl ShareClient {
     /// As for [`connect`](Self::connect).
     pub fn connect_trusting(path: &Path, users: &[u32], timeout: Duration) -> Result<Self> {
         let end = ipc::deadline(timeout);
-        let client = Self {
-            idle: Mutex::default(),
-            path: path.to_owned(),
-            trusted: [&[0, Credentials::of_this_process().user], users].concat(),
-            opener: Opener::shared(),
-            fork_generation: ForkGeneration::current(),
-        };
+        let client = Self::new(path, users);
         let mut pause = RETRY_PAUSES.0;
-        let channel = loop {
+        let connection = loop {
             match client.connect_once(CONNECT, end) {
                 Err(error) if error.kind() == ErrorKind::Closed && Instant::now() < end => {}
                 Err(error) if error.kind() == ErrorKind::Closed => {
@@ -70,8 +111,19 @@ impl ShareClient {
             std::thread::sleep(pause.min(remaining(end)));
             pause = (2 * pause).min(RETRY_PAUSES.1);
         };
-        *lock(&client.idle) = Some(channel);
+        lock(&client.idle).push(connection);
         Ok(client)
+    }
+
+    /// A client that connects when it is used.
+    pub(super) fn new(path: &Path, users: &[u32]) -> Self {
+        Self {
+            idle: Mutex::default(),
+            path: path.to_owned(),
+            trusted: [&[0, Credentials::of_this_process().user], users].concat(),
+            opener: Opener::shared(),
+            fork_generation: ForkGeneration::current(),
+        }
     }
 
     /// Uses this opener instead of [that of the process](Opener::shared).
@@ -80,7 +132,8 @@ impl ShareClient {
         Self { opener, ..self }
     }
 
-    /// Requests a handle.
+    /// Requests a handle, to be passed on or opened later. The service does not hold the memory
+    /// for it, as it does for [opened](Self::open) memory.
     ///
     /// # Errors
     /// [`Unknown`](ErrorKind::Unknown), [`Denied`](ErrorKind::Denied),
@@ -88,34 +141,16 @@ impl ShareClient {
     /// service ended or closed each connection until the timeout, [`Forked`](ErrorKind::Forked) in
     /// a child of the process that connected.
     pub fn handle(&self, name: &str, timeout: Duration) -> Result<Handle> {
-        check_fork(self.fork_generation, REQUEST)?;
-        if !is_name(name) {
-            return Err(self.failed(ErrorKind::Malformed, "a name has 1 to 255 bytes"));
-        }
-        let end = ipc::deadline(timeout);
-        let is_closed = |outcome: &Result<Handle>| {
-            outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Closed)
-        };
-        let idle = lock(&self.idle).take();
-        if let Some(channel) = idle {
-            let outcome = self.request_handle(channel, name, end);
-            if !is_closed(&outcome) {
-                return outcome;
-            }
-        }
-        // The service limits connections per user, and more threads may request at once.
-        let mut pause = RETRY_PAUSES.0;
-        loop {
-            let outcome = self.request_handle(self.connect_once(REQUEST, end)?, name, end);
-            if !is_closed(&outcome) || remaining(end) <= pause {
-                return outcome;
-            }
-            std::thread::sleep(pause);
-            pause = (2 * pause).min(RETRY_PAUSES.1);
-        }
+        self.with_connection(name, ipc::deadline(timeout), |connection, end| {
+            let mut pieces = self.request_handle(connection, name, end)?;
+            let count = pieces.metadata.pieces();
+            let descriptors = (0..count).map(|_| pieces.next()).collect::<Result<_>>()?;
+            Ok(Handle { metadata: pieces.metadata, descriptors })
+        })
     }
 
-    /// Requests a handle and opens it, for its own device or for another one.
+    /// Maps memory, for its own device or for another one too. The service holds it until the
+    /// returned buffer and its clones are gone.
     ///
     /// # Errors
     /// As for [`handle`](Self::handle) and [`Opener::open`].
@@ -125,7 +160,54 @@ impl ShareClient {
         device: Option<&Device>,
         timeout: Duration,
     ) -> Result<OpenedBuffer> {
-        self.opener.open(&self.handle(name, timeout)?, device).map_err(|e| self.with_path(e))
+        self.with_connection(name, ipc::deadline(timeout), |connection, end| {
+            let mut pieces = self.request_handle(connection, name, end)?;
+            let metadata = pieces.metadata.clone();
+            let opened = self.opener.open_pieces(&metadata, device, &mut || pieces.next());
+            Ok(opened.map_err(|error| self.with_path(error))?.held(Arc::new(pieces.held)))
+        })
+    }
+
+    /// Makes a call with a connection that is not used by another one.
+    fn with_connection<T>(
+        &self,
+        name: &str,
+        end: Instant,
+        call: impl Fn(&Arc<Connection>, Instant) -> Result<T>,
+    ) -> Result<T> {
+        check_fork(self.fork_generation, REQUEST)?;
+        if !is_name(name) {
+            return Err(self.failed(ErrorKind::Malformed, "a name has 1 to 255 bytes"));
+        }
+        let is_closed = |outcome: &Result<T>| {
+            outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Closed)
+        };
+        let attempt = |connection: Arc<Connection>| {
+            let outcome = call(&connection, end);
+            // After other errors a reply may still arrive, or the service has closed it.
+            let is_answered = outcome.as_ref().map_or_else(is_of_complete_reply, |_| true);
+            if is_answered && lock(&self.idle).len() < MAX_IDLE {
+                lock(&self.idle).push(connection);
+            }
+            outcome
+        };
+        let idle = lock(&self.idle).pop();
+        if let Some(connection) = idle {
+            let outcome = attempt(connection);
+            if !is_closed(&outcome) {
+                return outcome;
+            }
+        }
+        // The service limits connections per user, and more threads may request at once.
+        let mut pause = RETRY_PAUSES.0;
+        loop {
+            let outcome = attempt(self.connect_once(REQUEST, end)?);
+            if !is_closed(&outcome) || remaining(end) <= pause {
+                return outcome;
+            }
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(RETRY_PAUSES.1);
+        }
     }
 
     fn with_path(&self, error: Error) -> Error {
@@ -138,7 +220,7 @@ impl ShareClient {
 
     /// A new connection. [`Closed`](ErrorKind::Closed) if no service listens, as before a service
     /// starts and after it ended.
-    fn connect_once(&self, operation: &'static str, end: Instant) -> Result<Channel> {
+    fn connect_once(&self, operation: &'static str, end: Instant) -> Result<Arc<Connection>> {
         use std::io::ErrorKind::{ConnectionRefused, NotFound};
         let channel = Channel::connect(&self.path, remaining(end)).map_err(|error| {
             let has_no_listener = matches!(&error, ChannelError::System { cause, .. }
@@ -148,17 +230,57 @@ impl ShareClient {
         })?;
         let peer = channel.credentials().during(CONNECT).map_err(|error| self.with_path(error))?;
         if self.trusted.contains(&peer.user) {
-            return Ok(channel);
+            let _not_inherited = NotInherited::new(&channel);
+            let released = Mutex::default();
+            return Ok(Arc::new(Connection { _not_inherited, channel, released }));
         }
         let detail = format!("the service belongs to user {}", peer.user);
         Err(self.with_path(Error::new(CONNECT, ErrorKind::Denied, detail)))
     }
 
-    fn request_handle(&self, channel: Channel, name: &str, end: Instant) -> Result<Handle> {
+    /// Requests a handle, whose memory the service holds from now on.
+    fn request_handle<'a>(
+        &'a self,
+        connection: &Arc<Connection>,
+        name: &str,
+        end: Instant,
+    ) -> Result<HandlePieces<'a>> {
+        let (reply, descriptors) =
+            self.exchange(connection, &Request::Open(name.to_owned()), end)?;
+        let (kind, detail) = match reply {
+            Reply::Handle(bytes) => {
+                let metadata =
+                    HandleMetadata::decode(&bytes).map_err(|error| self.with_path(error))?;
+                let held = HeldByService {
+                    connection: Arc::clone(connection),
+                    identity: metadata.identity,
+                    fork_generation: self.fork_generation,
+                };
+                let received = VecDeque::from(descriptors);
+                return Ok(HandlePieces { client: self, metadata, held, received, taken: 0, end });
+            }
+            Reply::Unknown => (ErrorKind::Unknown, format!("no memory is shared as \"{name}\"")),
+            Reply::Denied => (ErrorKind::Denied, "the service does not admit this user".to_owned()),
+            Reply::Failed(cause) => (ErrorKind::Failed, cause),
+            Reply::Malformed | Reply::Pieces => {
+                (ErrorKind::Malformed, "the service does not know the request".to_owned())
+            }
+        };
+        Err(self.failed(kind, detail))
+    }
+
+    fn exchange(
+        &self,
+        connection: &Connection,
+        request: &Request,
+        end: Instant,
+    ) -> Result<(Reply, Vec<OwnedFd>)> {
+        connection.send_released();
+        let channel = &connection.channel;
         let of_channel = |error| self.with_path(Error::caused_by(REQUEST, error));
         // A service that refused this client has closed already. Its reply has the cause, and
         // arrives after the error of the send.
-        let sent = channel.send(&request(name), &[], remaining(end)).map_err(of_channel);
+        let sent = channel.send(&request.encode(), &[], remaining(end)).map_err(of_channel);
         let received = channel.receive(remaining(end)).or_else(|error| match error {
             ChannelError::Closed => channel.receive(Duration::ZERO),
             other => Err(other),
@@ -166,22 +288,42 @@ impl ShareClient {
         let message = received.map_err(|error| sent.err().unwrap_or_else(|| of_channel(error)))?;
         let reply =
             Reply::decode(REQUEST, &message.bytes).map_err(|error| self.with_path(error))?;
-        // The service closes the connection after any other reply.
-        if matches!(reply, Reply::Handle(_) | Reply::Unknown | Reply::Failed) {
-            *lock(&self.idle) = Some(channel);
+        Ok((reply, message.descriptors))
+    }
+}
+
+/// Does this error mean that the connection has no request in flight, and is open?
+fn is_of_complete_reply(error: &Error) -> bool {
+    use ErrorKind::{Closed, DeadlineExceeded, Denied, Malformed, VersionMismatch};
+    ![Closed, DeadlineExceeded, Denied, Malformed, VersionMismatch].contains(&error.kind())
+}
+
+/// The descriptors of a handle, which are requested as they are needed.
+struct HandlePieces<'a> {
+    client: &'a ShareClient,
+    metadata: HandleMetadata,
+    held: HeldByService,
+    received: VecDeque<OwnedFd>,
+    taken: usize,
+    end: Instant,
+}
+
+impl HandlePieces<'_> {
+    fn next(&mut self) -> Result<OwnedFd> {
+        if self.received.is_empty() && self.taken < self.metadata.pieces() {
+            let request = Request::Pieces(self.metadata.identity, self.taken as u32);
+            let (reply, descriptors) =
+                self.client.exchange(&self.held.connection, &request, self.end)?;
+            match reply {
+                Reply::Pieces => self.received.extend(descriptors),
+                Reply::Failed(cause) => return Err(self.client.failed(ErrorKind::Failed, cause)),
+                _ => {}
+            }
         }
-        let (kind, detail) = match reply {
-            Reply::Handle(bytes) => {
-                let handle = Handle::from_parts(&bytes, message.descriptors);
-                return handle.map_err(|error| self.with_path(error));
-            }
-            Reply::Unknown => (ErrorKind::Unknown, format!("no memory is shared as \"{name}\"")),
-            Reply::Denied => (ErrorKind::Denied, "the service does not admit this user".to_owned()),
-            Reply::Malformed | Reply::Failed => {
-                (ErrorKind::Failed, "the service cannot export the memory".to_owned())
-            }
-        };
-        Err(self.failed(kind, detail))
+        self.taken += 1;
+        let missing =
+            || self.client.failed(ErrorKind::Malformed, "the service sends too few descriptors");
+        self.received.pop_front().ok_or_else(missing)
     }
 }
 

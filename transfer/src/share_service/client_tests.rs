@@ -7,7 +7,6 @@ use std::path::PathBuf;
 
 use ipc::ChannelListener;
 
-use super::super::protocol::read_request;
 use super::*;
 
 const SOON: Duration = Duration::from_millis(50);
@@ -17,6 +16,10 @@ fn directory(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("fabricast-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&path).unwrap();
     path
+}
+
+fn open(name: &str) -> Option<Request> {
+    Some(Request::Open(name.to_owned()))
 }
 
 #[test]
@@ -29,14 +32,14 @@ fn late_reply_is_not_taken_for_the_next_one() {
     let error = client.handle("first", SOON).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
     let (mut here, there) = UnixStream::pair().unwrap();
-    let requested = |service: &Channel| read_request(&service.receive(TIMEOUT).unwrap().bytes);
-    assert_eq!(requested(&first).as_deref(), Some("first"));
+    let requested = |service: &Channel| Request::decode(&service.receive(TIMEOUT).unwrap().bytes);
+    assert_eq!(requested(&first), open("first"));
     let late = Reply::Handle(b"a handle".to_vec()).encode();
     let _ = first.send(&late, &[there.as_fd()], TIMEOUT);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let second = listener.accept(TIMEOUT).unwrap();
-            assert_eq!(requested(&second).as_deref(), Some("second"));
+            assert_eq!(requested(&second), open("second"));
             second.send(&Reply::Unknown.encode(), &[], TIMEOUT).unwrap();
         });
         let error = client.handle("second", TIMEOUT).unwrap_err();
@@ -79,7 +82,8 @@ fn closed_connection_is_reopened_until_the_timeout() {
         scope.spawn(|| {
             (0..4).for_each(|_| drop(listener.accept(TIMEOUT).unwrap()));
             let last = listener.accept(TIMEOUT).unwrap();
-            assert_eq!(read_request(&last.receive(TIMEOUT).unwrap().bytes).as_deref(), Some("one"));
+            let requested = Request::decode(&last.receive(TIMEOUT).unwrap().bytes);
+            assert_eq!(requested, open("one"));
             last.send(&Reply::Unknown.encode(), &[], TIMEOUT).unwrap();
             // The next call uses it, and then new ones until its timeout.
             drop(last);

@@ -4,43 +4,125 @@
 //! waits for none: a client that cannot take its reply at once is disconnected.
 
 mod client;
+mod process;
 mod protocol;
 
 use std::collections::HashMap;
-use std::os::fd::AsFd;
-use std::path::Path;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use ipc::{Channel, ChannelError, ChannelListener, ForkGeneration, Message};
+use ipc::{Channel, ChannelError, ChannelListener, ForkGeneration, Message, NotInherited};
 
-use self::protocol::{Reply, read_request};
+use self::protocol::{Reply, Request};
 use crate::admission::Admission;
 use crate::error::{Error, ErrorKind, Result, failed};
 use crate::lock;
-use crate::share::{SharedBuffer, check_fork};
+use crate::share::{PIECES_PER_MESSAGE, SharedBuffer, check_fork};
 use crate::socket_server::{Handler, SocketServer};
 
 pub use client::ShareClient;
+pub use process::{Share, open, share};
 pub use protocol::MAX_NAME_LENGTH;
 
-/// Maximum of concurrent connections per user.
+/// Maximum of concurrent connections per user that hold no memory.
 const MAX_PER_USER: usize = 16;
+/// Maximum of connections that hold memory.
+const MAX_HOLDING: usize = if cfg!(test) { 8 } else { 4096 };
 
 #[derive(Debug)]
 struct State {
-    shared: Mutex<HashMap<String, Arc<SharedBuffer>>>,
+    shared: Mutex<HashMap<String, Published>>,
     admission: Admission,
     is_over: AtomicBool,
 }
 
-/// No client registers.
-impl Handler for &State {
-    type Client = ();
+#[derive(Debug, Clone)]
+struct Published {
+    buffer: Arc<SharedBuffer>,
+    /// Withdrawn when it is opened.
+    is_for_one: bool,
+}
 
-    fn handle(&mut self, channel: &Channel, _: &mut Option<()>) -> bool {
+/// Memory that a client opened, and how often.
+type Held = HashMap<[u8; 16], (Arc<SharedBuffer>, u32)>;
+
+/// The requests of all connections. A connection that holds memory is a registered client.
+struct Requests<'a> {
+    state: &'a State,
+    /// Connections that hold memory.
+    holding: usize,
+}
+
+impl Requests<'_> {
+    /// Sends a handle, and holds its memory for the client from now on. False if the client cannot
+    /// take it.
+    fn open(&self, channel: &Channel, name: &str, held: &mut Held) -> bool {
+        let found = lock(&self.state.shared).get(name).cloned();
+        let Some(Published { buffer, is_for_one }) = found else {
+            return reply(channel, &Reply::Unknown, &[]);
+        };
+        if held.is_empty() && self.holding >= MAX_HOLDING {
+            let cause = format!("{MAX_HOLDING} clients hold memory, the maximum");
+            return reply(channel, &Reply::Failed(cause), &[]);
+        }
+        let descriptors = match buffer.descriptors(0, PIECES_PER_MESSAGE) {
+            Ok(descriptors) => descriptors,
+            Err(error) => return reply(channel, &Reply::Failed(error.to_string()), &[]),
+        };
+        if !reply(channel, &Reply::Handle(buffer.metadata().encode()), &descriptors) {
+            return false;
+        }
+        if is_for_one {
+            lock(&self.state.shared).remove(name);
+        }
+        held.entry(buffer.metadata().identity).or_insert((buffer, 0)).1 += 1;
+        true
+    }
+
+    /// Handles a request. False if the client cannot take the reply.
+    fn answer(&self, channel: &Channel, request: Request, held: &mut Held) -> bool {
+        match request {
+            Request::Open(name) => self.open(channel, &name, held),
+            Request::Pieces(identity, first) => {
+                let Some((buffer, _)) = held.get(&identity) else {
+                    return reply(channel, &Reply::Unknown, &[]);
+                };
+                match buffer.descriptors(first as usize, PIECES_PER_MESSAGE) {
+                    Ok(descriptors) => reply(channel, &Reply::Pieces, &descriptors),
+                    Err(error) => reply(channel, &Reply::Failed(error.to_string()), &[]),
+                }
+            }
+            Request::Release(identity) => {
+                release(held, identity);
+                true
+            }
+        }
+    }
+}
+
+/// False if the client cannot take it at once.
+fn reply(channel: &Channel, reply: &Reply, descriptors: &[OwnedFd]) -> bool {
+    let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+    channel.send(&reply.encode(), &descriptors, Duration::ZERO).is_ok()
+}
+
+fn release(held: &mut Held, identity: [u8; 16]) {
+    if let Some((_, count)) = held.get_mut(&identity) {
+        *count -= 1;
+        if *count == 0 {
+            held.remove(&identity);
+        }
+    }
+}
+
+impl Handler for Requests<'_> {
+    type Client = Held;
+
+    fn handle(&mut self, channel: &Channel, client: &mut Option<Held>) -> bool {
         let message = match channel.receive(Duration::ZERO) {
             Ok(message) => message,
             Err(ChannelError::DeadlineExceeded { .. }) => return true,
@@ -48,18 +130,20 @@ impl Handler for &State {
             Err(ChannelError::TooLong { .. }) => Message::default(),
             Err(_) => return false,
         };
-        let Some(name) = read_request(&message.bytes) else {
-            let _ = channel.send(&Reply::Malformed.encode(), &[], Duration::ZERO);
+        let Some(request) = Request::decode(&message.bytes) else {
+            reply(channel, &Reply::Malformed, &[]);
             return false;
         };
-        let shared = lock(&self.shared).get(&name).cloned();
-        let (reply, descriptors) = match shared.map(|shared| shared.handle()) {
-            Some(Ok(handle)) => (Reply::Handle(handle.metadata.encode()), handle.descriptors),
-            Some(Err(_)) => (Reply::Failed, Vec::new()),
-            None => (Reply::Unknown, Vec::new()),
-        };
-        let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        channel.send(&reply.encode(), &descriptors, Duration::ZERO).is_ok()
+        let was_holding = client.is_some();
+        let mut held = client.take().unwrap_or_default();
+        let is_open = self.answer(channel, request, &mut held);
+        *client = Some(held).filter(|held| !held.is_empty());
+        self.holding = self.holding + usize::from(client.is_some()) - usize::from(was_holding);
+        is_open
+    }
+
+    fn disconnected(&mut self, _held: Held) {
+        self.holding -= 1;
     }
 }
 
@@ -82,13 +166,14 @@ impl Handler for &State {
 /// // In another process, container or not:
 /// let client = ShareClient::connect(&path, Duration::from_secs(1))?;
 /// let opened = client.open("weights", None, Duration::from_secs(1))?;
-/// assert_eq!(opened.memory.length(), memory.length());
+/// assert_eq!(opened.buffer().length(), memory.length());
 /// # drop(service);
 /// # std::fs::remove_dir_all(&directory)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct ShareService {
+    path: PathBuf,
     state: Arc<State>,
     accepting: Option<JoinHandle<()>>,
     fork_generation: ForkGeneration,
@@ -111,6 +196,7 @@ impl ShareService {
         });
         let thread_state = Arc::clone(&state);
         let accepting = threads::spawn("fabricast-share", move || {
+            let _not_inherited = NotInherited::new(&listener);
             let server = SocketServer {
                 listener: &listener,
                 admission: &thread_state.admission,
@@ -119,25 +205,40 @@ impl ShareService {
                 register_timeout: Duration::MAX,
                 denial: Reply::Denied.encode(),
             };
-            server.serve(&mut &*thread_state);
+            server.serve(&mut Requests { state: &thread_state, holding: 0 });
         })
         .map_err(|error| failed(operation)(error).at(path))?;
-        Ok(Self { state, accepting: Some(accepting), fork_generation: ForkGeneration::current() })
+        let (path, fork_generation) = (path.to_owned(), ForkGeneration::current());
+        Ok(Self { path, state, accepting: Some(accepting), fork_generation })
+    }
+
+    /// The path of its socket.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Publishes memory under a name, and returns what the name stood for before.
+    ///
+    /// The memory is kept as long as it is published, and as long as a process that opened it uses
+    /// it.
     ///
     /// # Errors
     /// [`Malformed`](ErrorKind::Malformed) for a name that is empty or longer than
     /// [`MAX_NAME_LENGTH`]; [`Forked`](ErrorKind::Forked).
     pub fn publish(&self, name: &str, shared: SharedBuffer) -> Result<Option<Arc<SharedBuffer>>> {
+        self.add(name, Published { buffer: Arc::new(shared), is_for_one: false })
+    }
+
+    fn add(&self, name: &str, published: Published) -> Result<Option<Arc<SharedBuffer>>> {
         let operation = "publish shared memory";
         check_fork(self.fork_generation, operation)?;
         if !protocol::is_name(name) {
             let detail = "a name has 1 to 255 bytes";
             return Err(Error::new(operation, ErrorKind::Malformed, detail));
         }
-        Ok(lock(&self.state.shared).insert(name.to_owned(), Arc::new(shared)))
+        let before = lock(&self.state.shared).insert(name.to_owned(), published);
+        Ok(before.map(|before| before.buffer))
     }
 
     /// Stops publishing a name. Processes that opened the memory keep it.
@@ -146,7 +247,7 @@ impl ShareService {
     /// [`Forked`](ErrorKind::Forked).
     pub fn withdraw(&self, name: &str) -> Result<Option<Arc<SharedBuffer>>> {
         check_fork(self.fork_generation, "withdraw shared memory")?;
-        Ok(lock(&self.state.shared).remove(name))
+        Ok(lock(&self.state.shared).remove(name).map(|published| published.buffer))
     }
 }
 

@@ -31,7 +31,7 @@ fn open_for_others(admission: Admission) -> Option<ServiceFixture> {
 fn check_service(fixture: &ServiceFixture) {
     let client = ShareClient::connect(&fixture.path(), TIMEOUT).unwrap();
     let opened = client.open("numbers", None, TIMEOUT).unwrap();
-    check(&opened.memory, 1);
+    check(opened.memory().unwrap(), 1);
 }
 
 #[test]
@@ -46,13 +46,13 @@ fn garbage_does_not_affect_other_clients() {
     let file = File::open("/dev/null").unwrap();
     let long = vec![b'x'; 60_000];
     let garbage: [&[u8]; 6] =
-        [b"", b"\x01", b"\x01\x07numbers and more", b"GET / HTTP/1.1\r\n\r\n", &[0xff; 300], &long];
+        [b"", b"\x01", b"\x02\x00\x07numbers and more", b"GET / HTTP/1.1\r\n\r\n", &[0xff; 300], &long];
     for bytes in garbage {
         let channel = Channel::connect(&fixture.path(), TIMEOUT).unwrap();
         // Unexpected descriptors are closed.
         channel.send(bytes, &[file.as_fd(), file.as_fd()], TIMEOUT).unwrap();
         if let Ok(reply) = channel.receive(TIMEOUT) {
-            assert_eq!(reply.bytes, [1, 3], "{bytes:?}");
+            assert_eq!(reply.bytes, [2, 4], "{bytes:?}");
         }
     }
     let start = Instant::now();
@@ -68,12 +68,12 @@ fn longest_idle_connection_is_evicted_for_a_new_one() {
     let _alone = alone();
     let fixture = ServiceFixture::open();
     let client = ShareClient::connect(&fixture.path(), TIMEOUT).unwrap();
-    check(&client.open("numbers", None, TIMEOUT).unwrap().memory, 1);
+    check(client.open("numbers", None, TIMEOUT).unwrap().memory().unwrap(), 1);
     let channels: Vec<_> =
         (0..100).map(|_| Channel::connect(&fixture.path(), TIMEOUT).unwrap()).collect();
     // Served in order, so it is served after all others were accepted.
     let newest = ShareClient::connect(&fixture.path(), TIMEOUT).unwrap();
-    check(&newest.open("numbers", None, TIMEOUT).unwrap().memory, 1);
+    check(newest.open("numbers", None, TIMEOUT).unwrap().memory().unwrap(), 1);
     let is_closed = |channel: &&Channel| {
         matches!(channel.receive(Duration::ZERO), Err(ipc::ChannelError::Closed))
     };
@@ -81,7 +81,7 @@ fn longest_idle_connection_is_evicted_for_a_new_one() {
     assert_eq!(first.iter().filter(is_closed).count(), 85);
     assert_eq!(last.iter().filter(is_closed).count(), 0);
     // A client whose connection was closed connects again.
-    check(&client.open("numbers", None, TIMEOUT).unwrap().memory, 1);
+    check(client.open("numbers", None, TIMEOUT).unwrap().memory().unwrap(), 1);
     assert_eq!(last.iter().filter(is_closed).count(), 1);
 }
 
@@ -89,7 +89,7 @@ fn longest_idle_connection_is_evicted_for_a_new_one() {
 fn client_that_does_not_read_blocks_no_other() {
     let _alone = alone();
     let mut fixture = ServiceFixture::open();
-    let request = b"\x01\x07numbers";
+    let request = b"\x02\x00\x07numbers";
     // Each requests more than it reads, and is disconnected for that.
     let channels: Vec<_> = (0..32)
         .map(|_| {
@@ -170,7 +170,7 @@ fn service_of_another_user_is_trusted_only_on_request() {
         }
         std::thread::sleep(Duration::from_millis(10));
     };
-    check(&opened.memory, 3);
+    check(opened.memory().unwrap(), 3);
     service.kill();
     let error = client.handle("numbers", TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
@@ -189,7 +189,7 @@ fn unpublished_names_are_unknown() {
     let opened = client.open("numbers", None, TIMEOUT).unwrap();
     assert!(fixture.service().withdraw("numbers").unwrap().is_some());
     assert_eq!(client.handle("numbers", TIMEOUT).unwrap_err().kind(), ErrorKind::Unknown);
-    check(&opened.memory, 1);
+    check(opened.memory().unwrap(), 1);
     let shared = SharedBuffer::new(&fixture.memory, &tensor()).unwrap();
     assert!(fixture.service().publish("numbers", shared).unwrap().is_none());
     for name in ["", &"x".repeat(256)] {
@@ -213,7 +213,7 @@ fn false_handles_are_refused() {
     let refused = |handle: &Handle| opener.open(handle, None).unwrap_err();
 
     let mut handle = good();
-    handle.metadata.device = Uuid([9; 16]);
+    handle.metadata.device = Some(Uuid([9; 16]));
     assert_eq!(refused(&handle).kind(), ErrorKind::NoSuchDevice);
 
     // Not device memory; then a wrong number of descriptors.
@@ -226,7 +226,7 @@ fn false_handles_are_refused() {
     // False length.
     handle = good();
     handle.metadata.length = 64 * LENGTH;
-    handle.metadata.handle_type = HandleType::Descriptors { pieces: vec![64 * LENGTH] };
+    handle.metadata.handle_type = HandleType::Descriptors { pieces: vec![64 * LENGTH], offset: 0 };
     assert_eq!(refused(&handle).kind(), ErrorKind::WrongMemory);
 
     // A tensor beyond its memory, built without decoding.
@@ -250,7 +250,7 @@ fn false_handles_are_refused() {
     let mut handle = SharedBuffer::new(&other, &tensor()).unwrap().handle().unwrap();
     handle.metadata.identity = shared.metadata().identity;
     assert_eq!(refused(&handle).kind(), ErrorKind::WrongMemory);
-    check(&opened.memory, 1);
+    check(opened.memory().unwrap(), 1);
 }
 
 #[test]

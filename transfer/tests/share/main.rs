@@ -10,3 +10,4 @@ mod fixture;
 mod hostile;
 mod peer_process;
 mod processes;
+mod tokens;

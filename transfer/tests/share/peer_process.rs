@@ -3,12 +3,25 @@
 use std::path::Path;
 
 use ipc::Channel;
-use transfer::{Admission, ErrorKind, ShareClient, ShareService, SharedBuffer};
+use transfer::{Admission, ErrorKind, HostBuffer, ShareClient, ShareService, SharedBuffer};
 
-use crate::common::{LENGTH, TIMEOUT, device, next_device};
+use crate::common::{LENGTH, TIMEOUT, device, next_device, numbers};
 use crate::fixture::{check, fill, send, tensor};
 
 testkit::child_entry!(enter);
+
+/// A child that sleeps, with all that a fork leaves it.
+#[allow(unsafe_code)]
+fn fork_a_child() {
+    // SAFETY: the child only sleeps, and ends.
+    if unsafe { libc::fork() } == 0 {
+        // SAFETY: as above.
+        unsafe {
+            libc::sleep(8);
+            libc::_exit(0);
+        }
+    }
+}
 
 fn enter(words: &[&str]) {
     let [role, path] = *words else { panic!("{words:?}") };
@@ -17,17 +30,17 @@ fn enter(words: &[&str]) {
         "reads-and-writes" => {
             let client = ShareClient::connect(path, TIMEOUT).unwrap();
             let opened = client.open("numbers", None, TIMEOUT).unwrap();
-            assert_eq!(opened.tensor, tensor());
-            assert_eq!(opened.address(), opened.memory.address() + 4096);
-            assert_eq!(opened.slice().length(), 400_000);
-            check(&opened.memory, 1);
+            assert_eq!(*opened.tensor(), tensor());
+            assert_eq!(opened.address(), opened.memory().unwrap().address() + 4096);
+            assert_eq!(opened.slice().unwrap().length(), 400_000);
+            check(opened.memory().unwrap(), 1);
             // A peer device reads it too, if there is one.
             if let Some(peer) = next_device(&device()) {
                 let seen = client.open("numbers", Some(&peer), TIMEOUT).unwrap();
-                assert_eq!(seen.memory.device(), opened.memory.device());
-                check(&seen.memory, 1);
+                assert_eq!(seen.memory().unwrap().device(), opened.memory().unwrap().device());
+                check(seen.memory().unwrap(), 1);
             }
-            fill(&opened.memory, 7);
+            fill(opened.memory().unwrap(), 7);
         }
         // Sends its own memory, and is killed while it waits.
         "sends" => {
@@ -54,17 +67,17 @@ fn enter(words: &[&str]) {
             let channels: Vec<_> =
                 (1..99).map(|_| Channel::connect(path, TIMEOUT).unwrap()).collect();
             let channel = Channel::connect(path, TIMEOUT).unwrap();
-            let request = b"\x01\x07numbers";
+            let request = b"\x02\x00\x07numbers";
             let _ = channel.send(request, &[], TIMEOUT);
             let reply = channel.receive(TIMEOUT).unwrap();
-            assert_eq!(reply.bytes, [1, 4]);
+            assert_eq!(reply.bytes, [2, 5]);
             assert!(reply.descriptors.is_empty());
             drop(channels);
         }
         "reads-as-number-one" => {
             assert_eq!(std::process::id(), 1, "not the first of its namespace");
             let client = ShareClient::connect(path, TIMEOUT).unwrap();
-            check(&client.open("numbers", None, TIMEOUT).unwrap().memory, 3);
+            check(client.open("numbers", None, TIMEOUT).unwrap().memory().unwrap(), 3);
         }
         "serves" | "serves-as-number-one" | "serves-plain-as-number-one" => {
             assert!(role == "serves" || std::process::id() == 1, "not the first of its namespace");
@@ -77,6 +90,24 @@ fn enter(words: &[&str]) {
             let admission = Admission { users: vec![0], groups: Vec::new() };
             let service = ShareService::start(path, admission).unwrap();
             service.publish("numbers", SharedBuffer::new(&memory, &tensor()).unwrap()).unwrap();
+            std::thread::sleep(TIMEOUT);
+        }
+        // Shares memory by tokens in files: for everyone, and for one receiver.
+        "shares" | "shares-with-child" => {
+            let directory = path.parent().unwrap();
+            let shared = || {
+                let buffer = HostBuffer::new(LENGTH).unwrap();
+                buffer.write(0, &numbers(LENGTH, 3)).unwrap();
+                SharedBuffer::new(buffer, &tensor()).unwrap()
+            };
+            let share = transfer::share(directory, shared()).unwrap();
+            let once = transfer::share(directory, shared()).unwrap().for_one_receiver();
+            if role == "shares-with-child" {
+                fork_a_child();
+            }
+            std::fs::write(directory.join("once"), once).unwrap();
+            std::fs::write(path.with_extension("part"), share.token()).unwrap();
+            std::fs::rename(path.with_extension("part"), path).unwrap();
             std::thread::sleep(TIMEOUT);
         }
         other => panic!("no role {other}"),

@@ -80,7 +80,7 @@ fn memory_survives_the_kill_of_its_owner() {
     let channel = listener.accept(TIMEOUT).unwrap();
     let opened = receive(&Opener::default(), &channel).unwrap();
     other.kill();
-    check(&opened.memory, 3);
+    check(opened.memory().unwrap(), 3);
     assert!(matches!(channel.receive(TIMEOUT), Err(ipc::ChannelError::Closed)));
 }
 
@@ -99,7 +99,7 @@ fn cuda_malloc_memory_is_shared_if_the_device_exports_it() {
     let mut other = start("sends-plain", &path, &[], None);
     let channel = listener.accept(TIMEOUT).unwrap();
     let opened = receive(&Opener::default(), &channel).unwrap();
-    check(&opened.memory, 3);
+    check(opened.memory().unwrap(), 3);
     drop(opened);
     drop(channel);
     other.finish();
@@ -119,19 +119,19 @@ fn memory_is_mapped_once() {
     let leak_check = LeakCheck::now(&fixture.device);
     let again: Vec<_> =
         (0..10).map(|_| opener.open(&shared.handle().unwrap(), None).unwrap()).collect();
-    assert!(again.iter().all(|opened| opened.memory.address() == first.memory.address()));
+    assert!(again.iter().all(|opened| opened.memory().unwrap().address() == first.memory().unwrap().address()));
     // Nothing more is mapped.
     leak_check.compare(&fixture.device);
     // Another tensor in the same memory shares the mapping.
     let mut handle = shared.handle().unwrap();
     handle.metadata.tensor = Tensor::bytes(100);
     let bytes = opener.open(&handle, None).unwrap();
-    assert_eq!((bytes.memory.address(), bytes.slice().length()), (first.memory.address(), 100));
+    assert_eq!((bytes.memory().unwrap().address(), bytes.slice().unwrap().length()), (first.memory().unwrap().address(), 100));
     // Unmapped with its last user, and mapped again on request.
     drop((again, first, bytes, handle));
     before.compare(&fixture.device);
     let opened = opener.open(&shared.handle().unwrap(), None).unwrap();
-    check(&opened.memory, 1);
+    check(opened.memory().unwrap(), 1);
 }
 
 #[test]
@@ -141,10 +141,10 @@ fn clients_of_one_process_map_a_memory_once() {
     let connect = || ShareClient::connect(&fixture.path(), TIMEOUT).unwrap();
     let open = |client: &ShareClient| client.open("numbers", None, TIMEOUT).unwrap();
     let (one, other) = (connect(), connect());
-    let address = open(&one).memory;
-    assert_eq!(open(&other).memory.address(), address.address());
+    let address = open(&one).memory().unwrap().clone();
+    assert_eq!(open(&other).memory().unwrap().address(), address.address());
     let separate = connect().with_opener(Arc::new(Opener::default()));
-    let elsewhere = open(&separate).memory;
+    let elsewhere = open(&separate).memory().unwrap().clone();
     assert_ne!(elsewhere.address(), address.address());
     check(&elsewhere, 1);
 }
@@ -201,7 +201,7 @@ fn client_reconnects_to_a_restarted_service() {
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
     let service = ShareService::start(&fixture.path(), Admission::own_user()).unwrap();
     service.publish("numbers", SharedBuffer::new(&fixture.memory, &tensor()).unwrap()).unwrap();
-    check(&client.open("numbers", None, TIMEOUT).unwrap().memory, 1);
+    check(client.open("numbers", None, TIMEOUT).unwrap().memory().unwrap(), 1);
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn memory_in_pieces_is_shared_completely() {
     let (one, other) = Channel::pair().unwrap();
     send(&shared, &one).unwrap();
     let opened = receive(&Opener::default(), &other).unwrap();
-    let sum = stream.checksum(&opened.slice(), TIMEOUT).unwrap();
+    let sum = stream.checksum(&opened.slice().unwrap(), TIMEOUT).unwrap();
     assert_eq!(sum, gpu::checksum(&bytes));
 }
 
@@ -313,7 +313,6 @@ fn handles_fail_in_a_forked_process() {
         let all = is_forked(shared.handle().map(drop))
             && is_forked(send(&shared, &one))
             && is_forked(opener.open(&handle, None).map(drop))
-            && is_forked(Opener::shared().open(&handle, None).map(drop))
             && is_forked(client.handle("numbers", TIMEOUT).map(drop))
             && is_forked(fixture.service().withdraw("numbers").map(drop))
             && is_forked(fixture.service().publish("more", more).map(drop));
@@ -327,7 +326,7 @@ fn handles_fail_in_a_forked_process() {
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0, "not every handle failed with Forked");
     assert!(opener.open(&handle, None).is_ok(), "the parent's opener fails");
-    check(&client.open("numbers", None, TIMEOUT).unwrap().memory, 1);
+    check(client.open("numbers", None, TIMEOUT).unwrap().memory().unwrap(), 1);
 }
 
 /// An infinite timeout.
@@ -338,7 +337,7 @@ fn timeouts_may_be_infinite() {
     let fixture = ServiceFixture::open();
     let client = ShareClient::connect(&fixture.path(), EVER).unwrap();
     client.handle("numbers", EVER).unwrap();
-    check(&client.open("numbers", None, EVER).unwrap().memory, 1);
+    check(client.open("numbers", None, EVER).unwrap().memory().unwrap(), 1);
 }
 
 #[test]
@@ -350,7 +349,7 @@ fn sharing_leaks_nothing() {
         start("reads-and-writes", &fixture.path(), &[], None).finish();
         let client = ShareClient::connect(&fixture.path(), TIMEOUT).unwrap();
         let opened = client.open("numbers", None, TIMEOUT).unwrap();
-        fill(&opened.memory, 2);
+        fill(opened.memory().unwrap(), 2);
         check(&fixture.memory, 2);
     };
     // Drivers allocate some state at the first use.

@@ -1,0 +1,198 @@
+//! Sharing between processes that know nothing but a token: bytes that are sent by any means.
+
+use std::collections::HashMap;
+use std::fs::DirBuilder;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use gpu::Device;
+use ipc::{ChannelListener, DirectoryLock, ForkGeneration, PerProcess};
+
+use super::{Published, ShareClient, ShareService};
+use crate::admission::Admission;
+use crate::error::{Error, ErrorKind, Result, failed};
+use crate::lock;
+use crate::share::{OpenedBuffer, SharedBuffer, random};
+use crate::wire::{DescriptorFormat, put_length_prefixed};
+
+const OPEN: &str = "open shared memory";
+const SHARE: &str = "share memory";
+const FORMAT: DescriptorFormat =
+    DescriptorFormat { magic: *b"FcTK", version: 1, operation: OPEN };
+/// Prefix of the name of a socket; 32 random digits follow.
+const SOCKET_PREFIX: &str = "share-";
+/// The maximum length of the path of a socket.
+const MAX_PATH_LENGTH: usize = 108;
+/// Above this number of clients, those that no call uses are dropped.
+const MAX_CLIENTS: usize = 64;
+
+/// The services of this process, by their directories.
+static SERVICES: PerProcess<Mutex<HashMap<PathBuf, Arc<ShareService>>>> = PerProcess::new();
+/// The clients of this process, by the sockets of their services.
+static CLIENTS: PerProcess<Mutex<HashMap<PathBuf, Arc<ShareClient>>>> = PerProcess::new();
+
+/// Memory that this process shares: other processes open it by its token, as long as this exists.
+#[derive(Debug)]
+pub struct Share {
+    token: Vec<u8>,
+    /// None if it is left to its receiver.
+    name: Option<String>,
+    service: Arc<ShareService>,
+    fork_generation: ForkGeneration,
+}
+
+/// Shares memory by a token, which may be sent by any means: processes of this user on this machine
+/// [open](open) it, in containers that see the directory, too.
+///
+/// One thread of this process serves all that it shares, at a socket in the directory, which is
+/// created for this user if it does not exist.
+///
+/// ```
+/// # let directory = std::env::temp_dir().join(format!("fabricast-token-{}", std::process::id()));
+/// use std::time::Duration;
+/// use transfer::{ElementType, HostBuffer, SharedBuffer, Tensor};
+/// let memory = HostBuffer::new(1 << 20)?;
+/// let tensor = Tensor::contiguous(ElementType::F32, &[512, 512]);
+/// let share = transfer::share(&directory, SharedBuffer::new(&memory, &tensor)?)?;
+/// // In another process:
+/// let opened = transfer::open(share.token(), &directory, None, Duration::from_secs(10))?;
+/// assert_eq!(opened.tensor(), &tensor);
+/// # drop((share, opened));
+/// # std::fs::remove_dir_all(&directory)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`Failed`](ErrorKind::Failed) if no socket can be created in the directory.
+pub fn share(directory: &Path, shared: SharedBuffer) -> Result<Share> {
+    let service = {
+        let mut services = lock(SERVICES.get());
+        match services.get(directory) {
+            Some(service) => Arc::clone(service),
+            None => {
+                let service = Arc::new(start(directory)?);
+                services.insert(directory.to_owned(), Arc::clone(&service));
+                service
+            }
+        }
+    };
+    let name: [u8; 16] = random(SHARE)?;
+    let mut token = FORMAT.begin();
+    token.extend(name);
+    put_length_prefixed(&mut token, service.path().as_os_str().as_bytes());
+    let token = FORMAT.seal(token).ok_or("the path is too long").map_err(failed(SHARE))?;
+    let name = digits(name);
+    service.add(&name, Published { buffer: Arc::new(shared), is_for_one: false })?;
+    let fork_generation = ForkGeneration::current();
+    Ok(Share { token, name: Some(name), service, fork_generation })
+}
+
+fn digits(bytes: [u8; 16]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Starts the service of this process in a directory, and removes the sockets of killed ones.
+fn start(directory: &Path) -> Result<ShareService> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(failed(SHARE)(error).at(directory));
+        }
+        _ => {}
+    }
+    // A directory that cannot be read, or is locked for long, is left as it is.
+    if let (Ok(_alone), Ok(entries)) = (DirectoryLock::take(directory), directory.read_dir()) {
+        for entry in entries.flatten() {
+            let is_share = entry.file_name().as_bytes().starts_with(SOCKET_PREFIX.as_bytes());
+            if is_share && ChannelListener::is_stale(&entry.path()) {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+    let name = format!("{SOCKET_PREFIX}{}", digits(random(SHARE)?));
+    // Its path is also valid after a change of the working directory.
+    let directory =
+        std::path::absolute(directory).map_err(|error| failed(SHARE)(error).at(directory))?;
+    ShareService::start(&directory.join(name), Admission::own_user())
+}
+
+impl Share {
+    /// By which other processes [open](open) it: a secret of about 100 bytes.
+    #[must_use]
+    pub fn token(&self) -> &[u8] {
+        &self.token
+    }
+
+    /// Leaves the memory to one receiver: it is shared until it is opened once, or this process
+    /// ends.
+    #[must_use]
+    pub fn for_one_receiver(mut self) -> Vec<u8> {
+        if let Some(name) = self.name.take()
+            && let Some(published) = lock(&self.service.state.shared).get_mut(&name)
+        {
+            published.is_for_one = true;
+        }
+        std::mem::take(&mut self.token)
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        if let Some(name) = self.name.take()
+            && self.fork_generation.is_current()
+        {
+            // Processes that opened it keep it.
+            let _ = self.service.withdraw(&name);
+        }
+    }
+}
+
+/// Maps memory of another process by its token, for its own device or for another one too. The other
+/// process keeps the memory until the returned buffer and its clones are gone.
+///
+/// `directory` is that of this process: the socket of the other one is looked for there if its own
+/// path does not exist here, as in another container.
+///
+/// # Errors
+/// [`Closed`](ErrorKind::Closed) if the other process has ended;
+/// [`Unknown`](ErrorKind::Unknown) if it does not share the memory any more;
+/// [`Malformed`](ErrorKind::Malformed) for other bytes; as for [`ShareClient::open`].
+pub fn open(
+    token: &[u8],
+    directory: &Path,
+    device: Option<&Device>,
+    timeout: Duration,
+) -> Result<OpenedBuffer> {
+    let mut reader = FORMAT.open(token)?;
+    let name = digits(reader.take()?);
+    let path = PathBuf::from(std::ffi::OsString::from_vec(
+        reader.length_prefixed(MAX_PATH_LENGTH)?.to_owned(),
+    ));
+    reader.finish()?;
+    let path = match path.file_name() {
+        Some(file) if !path.exists() => directory.join(file),
+        _ => path,
+    };
+    let client = {
+        let mut clients = lock(CLIENTS.get());
+        if clients.len() >= MAX_CLIENTS {
+            clients.retain(|_, client| Arc::strong_count(client) > 1);
+        }
+        let new = || Arc::new(ShareClient::new(&path, &[]));
+        Arc::clone(clients.entry(path.clone()).or_insert_with(new))
+    };
+    client.open(&name, device, timeout).map_err(|error| match error.kind() {
+        ErrorKind::Closed => {
+            lock(CLIENTS.get()).remove(&path);
+            let detail = "the process that shared it has ended, or its directory is not visible here";
+            Error::new(OPEN, ErrorKind::Closed, detail).at(&path)
+        }
+        ErrorKind::Unknown => {
+            let detail = "its owner does not share it any more. Keep it shared until it was opened";
+            Error::new(OPEN, ErrorKind::Unknown, detail).at(&path)
+        }
+        _ => error,
+    })
+}

@@ -1,0 +1,317 @@
+//! Memory that is shared by tokens, and the memory that a service holds for those who opened it.
+#![allow(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use gpu::Device;
+use transfer::{
+    Buffer, ElementType, ErrorKind, HostBuffer, OpenedBuffer, Opener, Rights, ShareClient,
+    SharedBuffer, Tensor,
+};
+
+use crate::common::{ChildProcess, LENGTH, LeakCheck, TIMEOUT, alone, device, numbers, start};
+use crate::fixture::{ServiceFixture, check, tensor};
+
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Self {
+        let name = format!("fabricast-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    /// Another process that shares memory, and the token for everyone.
+    fn start(&self, role: &str) -> (ChildProcess, Vec<u8>) {
+        let path = self.0.join("token");
+        let child = start(role, &path, &[], None);
+        let end = Instant::now() + TIMEOUT;
+        while !path.exists() {
+            assert!(Instant::now() < end, "no token");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        (child, std::fs::read(path).unwrap())
+    }
+
+    fn open(&self, token: &[u8]) -> transfer::Result<OpenedBuffer> {
+        transfer::open(token, &self.0, None, TIMEOUT)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[track_caller]
+fn check_host(opened: &OpenedBuffer, first: u32) {
+    let Buffer::Host(host) = opened.buffer() else { panic!("{opened:?}") };
+    let mut bytes = vec![0; LENGTH as usize];
+    host.read(0, &mut bytes).unwrap();
+    assert_eq!(bytes, numbers(LENGTH, first));
+}
+
+#[track_caller]
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let end = Instant::now() + TIMEOUT;
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn host_memory_of_another_process_is_opened_by_its_token() {
+    let _alone = alone();
+    let directory = Directory::new("token");
+    let (mut other, token) = directory.start("shares");
+    let opened = directory.open(&token).unwrap();
+    assert_eq!(opened.tensor(), &tensor());
+    check_host(&opened, 3);
+    let Buffer::Host(host) = opened.buffer() else { panic!() };
+    host.write(0, &numbers(LENGTH, 9)).unwrap();
+    check_host(&directory.open(&token).unwrap(), 9);
+    // For one receiver.
+    let once = std::fs::read(directory.0.join("once")).unwrap();
+    check_host(&directory.open(&once).unwrap(), 3);
+    let error = directory.open(&once).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    other.kill();
+    check_host(&opened, 9);
+    let error = directory.open(&token).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    assert!(error.to_string().contains("has ended"), "{error}");
+    // The next process in the directory removes the socket of the killed one.
+    let own = transfer::share(&directory.0, host_share()).unwrap();
+    let sockets = directory.0.read_dir().unwrap().flatten();
+    let is_socket = |name: &str| name.starts_with("share-");
+    let names: Vec<_> =
+        sockets.map(|it| it.file_name().into_string().unwrap()).filter(|it| is_socket(it)).collect();
+    assert_eq!(names.len(), 1, "{names:?}");
+    // Also in the same process.
+    assert_eq!(directory.open(own.token()).unwrap().tensor(), &tensor());
+    let token = own.token().to_owned();
+    drop(own);
+    let error = directory.open(&token).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+}
+
+fn host_share() -> SharedBuffer {
+    SharedBuffer::new(HostBuffer::new(LENGTH).unwrap(), &tensor()).unwrap()
+}
+
+/// A child of the owner keeps neither its socket nor its connections open.
+#[test]
+fn end_of_an_owner_is_seen_although_its_child_lives() {
+    let _alone = alone();
+    let directory = Directory::new("token-child");
+    let (mut other, token) = directory.start("shares-with-child");
+    let opened = directory.open(&token).unwrap();
+    other.kill();
+    let begun = Instant::now();
+    let error = directory.open(&token).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    assert!(begun.elapsed() < TIMEOUT / 4, "{:?}", begun.elapsed());
+    check_host(&opened, 3);
+}
+
+/// As other mounts of containers show it.
+#[test]
+fn socket_is_found_in_another_directory() {
+    let _alone = alone();
+    let directory = Directory::new("token-moved");
+    let (mut other, token) = directory.start("shares");
+    let moved = Directory(directory.0.with_extension("moved"));
+    std::fs::rename(&directory.0, &moved.0).unwrap();
+    check_host(&moved.open(&token).unwrap(), 3);
+    let error = transfer::open(&token, Path::new("/nowhere"), None, TIMEOUT).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    other.kill();
+}
+
+#[test]
+fn changed_tokens_are_refused() {
+    let _alone = alone();
+    let directory = Directory::new("token-changed");
+    let share = transfer::share(&directory.0, host_share()).unwrap();
+    let token = share.token();
+    for length in 0..token.len() {
+        let error = directory.open(&token[..length]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Malformed, "{error}");
+    }
+    for at in 0..token.len() {
+        let mut changed = token.to_owned();
+        changed[at] ^= 0x10;
+        let kind = directory.open(&changed).unwrap_err().kind();
+        assert!(matches!(kind, ErrorKind::Malformed | ErrorKind::VersionMismatch), "{kind:?}");
+    }
+}
+
+#[test]
+fn forked_child_shares_and_opens() {
+    let _alone = alone();
+    let directory = Directory::new("token-forked");
+    let share = transfer::share(&directory.0, host_share()).unwrap();
+    let opened = directory.open(share.token()).unwrap();
+    // SAFETY: the child exits without running destructors of the parent's objects.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let works = || -> transfer::Result<bool> {
+            let of_parent = directory.open(share.token())?;
+            let own = transfer::share(&directory.0, host_share())?;
+            let opened = directory.open(own.token())?;
+            Ok(of_parent.tensor() == opened.tensor())
+        };
+        let code = i32::from(!works().unwrap_or_else(|error| {
+            eprintln!("{error}");
+            false
+        }));
+        // SAFETY: ends this process, at once.
+        unsafe { libc::_exit(code) };
+    }
+    let mut status = 0;
+    // SAFETY: a child of this process and a valid pointer.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child failed");
+    assert_eq!(directory.open(share.token()).unwrap().address(), opened.address());
+}
+
+#[test]
+fn read_only_memory_cannot_be_written() {
+    let _alone = alone();
+    let directory = Directory::new("token-read");
+    let buffer = HostBuffer::new(4096).unwrap();
+    let shared = SharedBuffer::read_only(&buffer, &Tensor::bytes(4096)).unwrap();
+    let share = transfer::share(&directory.0, shared).unwrap();
+    let opened = directory.open(share.token()).unwrap();
+    assert!(opened.is_read_only());
+    let Buffer::Host(host) = opened.buffer() else { panic!("{opened:?}") };
+    assert_eq!(host.write(0, &[1]).unwrap_err().kind(), ErrorKind::NotAllowed);
+    buffer.write(0, &[5]).unwrap();
+    let mut byte = [0];
+    host.read(0, &mut byte).unwrap();
+    assert_eq!(byte, [5]);
+    let wrapped = HostBuffer::from_vec(vec![0; 4096]).unwrap();
+    let error = SharedBuffer::new(wrapped, &Tensor::bytes(4096)).unwrap_err();
+    assert!(error.to_string().contains("cannot map"), "{error}");
+    let _ = Rights::READ;
+}
+
+/// More pieces than a message has descriptors, from the middle of a piece on.
+#[test]
+fn memory_of_many_pieces_is_shared() {
+    let _alone = alone();
+    let fixture = ServiceFixture::open();
+    let device: Device = device();
+    let granule = device.properties().granularity;
+    let lengths: Vec<_> = (0..150).map(|at| granule * (1 + at % 2)).collect();
+    let memory = device.allocate_pieces(&lengths).unwrap();
+    let (skipped, length) = (granule / 2 + 4096, memory.length() - granule);
+    let stream = device.stream().unwrap();
+    let part = memory.slice(skipped, length).unwrap();
+    stream.upload(&part, &numbers(length, 5), TIMEOUT).unwrap();
+    // SAFETY: the memory is its own owner.
+    let part = unsafe { device.adopt(part.address(), length, memory.clone()) }.unwrap();
+    let shared = SharedBuffer::new(&part, &Tensor::bytes(length)).unwrap();
+    assert!(shared.metadata().pieces() > 128, "{}", shared.metadata().pieces());
+    fixture.service().publish("pieces", shared).unwrap();
+    let client = ShareClient::connect(&fixture.path(), TIMEOUT).unwrap();
+    let leak_check = LeakCheck::now(&device);
+    let opened = client.open("pieces", None, TIMEOUT).unwrap();
+    check(opened.memory().unwrap(), 5);
+    drop(opened);
+    leak_check.compare(&device);
+    let handle = client.handle("pieces", TIMEOUT).unwrap();
+    check(Opener::default().open(&handle, None).unwrap().memory().unwrap(), 5);
+}
+
+/// The owner of memory, which is dropped when nothing uses the memory any more.
+fn watched(length: usize) -> (SharedBuffer, impl Fn() -> bool) {
+    let device = device();
+    let memory = device.allocate_shared(length as u64, &[]).unwrap();
+    let watch = std::sync::Arc::new(());
+    let weak = std::sync::Arc::downgrade(&watch);
+    let address = memory.address();
+    // SAFETY: the owner has the memory.
+    let adopted = unsafe { device.adopt(address, length as u64, (memory, watch)) }.unwrap();
+    let shared = SharedBuffer::new(&adopted, &Tensor::bytes(length as u64)).unwrap();
+    (shared, move || weak.upgrade().is_none())
+}
+
+#[test]
+fn service_holds_memory_as_long_as_it_is_used() {
+    let _alone = alone();
+    let fixture = ServiceFixture::open();
+    let (shared, is_free) = watched(4096);
+    fixture.service().publish("held", shared).unwrap();
+    let client = ShareClient::connect(&fixture.path(), TIMEOUT).unwrap();
+    let opened = client.open("held", None, TIMEOUT).unwrap();
+    let again = client.open("held", None, TIMEOUT).unwrap();
+    let clone = opened.clone();
+    drop(fixture.service().withdraw("held").unwrap());
+    drop((opened, again));
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!is_free(), "one user is left");
+    drop(clone);
+    wait_until("it is still held", &is_free);
+    // A process that ends releases what it holds.
+    let (shared, is_free) = watched(4096);
+    fixture.service().publish("numbers", shared).unwrap();
+    let opened = client.open("numbers", None, TIMEOUT).unwrap();
+    drop(fixture.service().withdraw("numbers").unwrap());
+    assert!(!is_free());
+    drop(client);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!is_free(), "the buffer outlives the client");
+    drop(opened);
+    wait_until("it is still held after the end", is_free);
+}
+
+#[test]
+fn element_types_of_any_width_are_shared() {
+    let _alone = alone();
+    let directory = Directory::new("token-types");
+    for (element, bytes) in [
+        (ElementType::BF16, 32),
+        (ElementType::F8_E4M3, 16),
+        (ElementType::new(17, 4, 2).unwrap(), 16),
+        (ElementType::new(17, 4, 1).unwrap(), 8),
+    ] {
+        let buffer = HostBuffer::new(bytes).unwrap();
+        let tensor = Tensor::contiguous(element, &[4, 4]);
+        let share =
+            transfer::share(&directory.0, SharedBuffer::new(&buffer, &tensor).unwrap()).unwrap();
+        assert_eq!(directory.open(share.token()).unwrap().tensor(), &tensor);
+        let larger = Tensor::contiguous(element, &[4, 5]);
+        let error = SharedBuffer::new(&buffer, &larger).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfBounds, "{error}");
+    }
+}
+
+#[test]
+fn thousands_of_shares_leave_nothing() {
+    let _alone = alone();
+    let directory = Directory::new("token-loop");
+    let rounds = |count| {
+        for number in 0..count {
+            let buffer = HostBuffer::new(4096).unwrap();
+            let tensor = Tensor::bytes(4096);
+            let share =
+                transfer::share(&directory.0, SharedBuffer::new(&buffer, &tensor).unwrap());
+            let token = match number % 2 {
+                0 => share.unwrap().for_one_receiver(),
+                _ => share.unwrap().token().to_owned(),
+            };
+            if let Ok(opened) = directory.open(&token) {
+                assert_eq!(opened.tensor(), &tensor);
+            }
+        }
+    };
+    rounds(10);
+    let leak_check = LeakCheck::now(&device());
+    rounds(2000);
+    leak_check.compare(&device());
+}
