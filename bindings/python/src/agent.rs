@@ -8,6 +8,7 @@ use fabric::{
     Caps, EndpointKind, ErrorKind, Locality, MemoryKind, Offer, Policy, Query, Requirements,
 };
 use gpu::Block;
+use launch::Group;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use transfer::path;
@@ -19,7 +20,7 @@ use transfer::{
 use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Result};
 use crate::memory::buffer_of;
-use crate::waits::{Timeout, interruptibly, wait};
+use crate::waits::{LONGEST_CALL, Timeout, interruptibly, wait};
 
 const START: &str = "start agent";
 const CONNECT: &str = "connect to agent";
@@ -27,8 +28,6 @@ const JOIN: &str = "join regions";
 const WAIT: &str = "wait for operation";
 const NO_DATA: &[u8] = b"";
 const EVENT: &str = "wait for event";
-/// A call without a timeout gives up after this time.
-const LONGEST_CALL: Duration = Duration::from_secs(1 << 30);
 
 /// Tag and data of a notice, if there is one.
 type NoticeParts = Option<(u64, Vec<u8>)>;
@@ -38,7 +37,47 @@ type NoticeParts = Option<(u64, Vec<u8>)>;
 #[pyclass(frozen, name = "Agent", module = "fabricast")]
 #[derive(Debug)]
 pub(crate) struct PyAgent {
-    agent: Arc<Exclusive<Agent>>,
+    agent: Arc<Access>,
+}
+
+/// An agent of its own, or that of a group.
+#[derive(Debug)]
+enum Access {
+    Own(Exclusive<Agent>),
+    OfGroup(Arc<Exclusive<Group>>),
+}
+
+impl Access {
+    fn detached<R>(
+        &self,
+        operation: &'static str,
+        call: impl FnOnce(&mut Agent) -> Result<R>,
+    ) -> Result<R> {
+        match self {
+            Self::Own(agent) => agent.detached(operation, call),
+            Self::OfGroup(group) => group.detached(operation, |group| call(group.agent())),
+        }
+    }
+
+    fn step<R>(
+        &self,
+        operation: &'static str,
+        call: impl FnOnce(&mut Agent) -> Result<R>,
+    ) -> Result<R> {
+        match self {
+            Self::Own(agent) => agent.step(operation, call),
+            Self::OfGroup(group) => group.step(operation, |group| call(group.agent())),
+        }
+    }
+
+    fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        operation: &'static str,
+        call: impl FnOnce(&mut Agent) -> Result<R> + Send,
+    ) -> Result<R> {
+        py.detach(|| self.detached(operation, call))
+    }
 }
 
 /// Memory that is registered with an agent.
@@ -60,7 +99,7 @@ pub(crate) struct PyRoute {
 #[pyclass(frozen, name = "Operation", module = "fabricast")]
 #[derive(Debug)]
 pub(crate) struct PyOperation {
-    agent: Arc<Exclusive<Agent>>,
+    agent: Arc<Access>,
     token: Token,
 }
 
@@ -186,6 +225,11 @@ impl Parts {
 }
 
 impl PyAgent {
+    /// That of a group.
+    pub(crate) fn of_group(group: &Arc<Exclusive<Group>>) -> Self {
+        Self { agent: Arc::new(Access::OfGroup(Arc::clone(group))) }
+    }
+
     /// Begins a transfer.
     fn begin(
         &self,
@@ -252,7 +296,7 @@ impl PyAgent {
             }
             Ok::<_, Failure>(Agent::start(options)?)
         })?;
-        Ok(Self { agent: Arc::new(Exclusive::new("agent", agent)) })
+        Ok(Self { agent: Arc::new(Access::Own(Exclusive::new("agent", agent))) })
     }
 
     /// How peers reach it, and its published regions: bytes to be sent to them by any means.
@@ -440,7 +484,11 @@ impl PyAgent {
     #[pyo3(signature = (*, timeout=Some(30.0)))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> Result<()> {
         let timeout = Timeout::new("close agent", timeout)?.or(LONGEST_CALL);
-        match self.agent.take(py) {
+        let Access::Own(own) = &*self.agent else {
+            let cause = "it is the agent of a group: close the group";
+            return Err(Failure::invalid("close agent", cause));
+        };
+        match own.take(py) {
             Some(agent) => interruptibly(py, "close agent", move || agent.close(timeout)),
             None => Ok(()),
         }

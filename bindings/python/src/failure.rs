@@ -29,7 +29,7 @@ macro_rules! from_errors {
     };
 }
 
-from_errors!(pubsub::Error, transfer::Error, fabric::Error, gpu::Error);
+from_errors!(pubsub::Error, transfer::Error, fabric::Error, gpu::Error, launch::Error);
 
 impl Failure {
     pub(crate) fn new(class: &str, operation: &'static str, cause: impl std::fmt::Display) -> Self {

@@ -1,18 +1,23 @@
 //! The module `fabricast._native`: what the package `fabricast` for Python is made of.
 //!
 //! Modules, each importing only those before it: `data_type`, `layout`, `failure`, `waits`,
-//! `exclusive`, `array`, `streams`, `kept`, `memory`, `agent`, `publisher`, `subscriber`, `topic`, `node`.
+//! `exclusive`, `array`, `streams`, `kept`, `memory`, `shared`, `agent`, `publisher`, `subscriber`, `topic`, `node`,
+//! `group`, `information`, `log`.
 
 mod agent;
 mod array;
 mod data_type;
 mod exclusive;
 mod failure;
+mod group;
+mod information;
 mod kept;
 mod layout;
+mod log;
 mod memory;
 mod node;
 mod publisher;
+mod shared;
 mod streams;
 mod subscriber;
 mod topic;
@@ -28,11 +33,19 @@ mod _native {
     #[pymodule_export]
     use super::array::Array;
     #[pymodule_export]
-    use super::memory::allocate;
+    use super::group::PyGroup;
+    #[pymodule_export]
+    use super::information::{_info, _paths};
+    #[pymodule_export]
+    use super::log::{_next_record, _start_log};
+    #[pymodule_export]
+    use super::memory::{_is_mapped, allocate};
     #[pymodule_export]
     use super::node::PyNode;
     #[pymodule_export]
     use super::publisher::{PyLoan, PyPublisher, PySent};
+    #[pymodule_export]
+    use super::shared::{PyShared, open, share};
     #[pymodule_export]
     use super::subscriber::{PySample, PySubscriber};
     #[pymodule_export]

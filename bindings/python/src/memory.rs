@@ -1,10 +1,12 @@
 //! Memory that agents register: of the library, or adopted from other libraries.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpu::{DEFAULT_TIMEOUT, Device, DeviceName};
+use ipc::PerProcess;
 use pubsub::MemoryLocation;
 use pyo3::prelude::*;
 use transfer::{Buffer, HostBuffer};
@@ -18,23 +20,77 @@ use crate::layout::Layout;
 const ALLOCATE: &str = "allocate memory";
 const REGISTER: &str = "register region";
 
-/// Memory of the library.
-#[derive(Debug)]
-struct Allocated(Buffer);
+/// Memory of this process that the library allocated or mapped, by its address.
+static MAPPED: PerProcess<Mutex<BTreeMap<u64, Buffer>>> = PerProcess::new();
 
-impl Owner for Allocated {
-    fn read(&self, into: &mut [u8]) -> Result<()> {
-        match &self.0 {
-            Buffer::Host(buffer) => Ok(buffer.read(0, into)?),
+/// Memory of the library. Views of its arrays are found by their addresses as long as it exists.
+#[derive(Debug)]
+pub(crate) struct OwnMemory {
+    buffer: Buffer,
+    address: u64,
+}
+
+impl OwnMemory {
+    pub(crate) fn new(buffer: Buffer) -> Self {
+        let address = address_of(&buffer);
+        lock(MAPPED.get()).insert(address, buffer.clone());
+        Self { buffer, address }
+    }
+}
+
+impl Drop for OwnMemory {
+    fn drop(&mut self) {
+        // Another mapping may be there now: that of a second array of the same memory.
+        let mut mapped = lock(MAPPED.get());
+        if mapped.get(&self.address).is_some_and(|it| is_same(it, &self.buffer)) {
+            mapped.remove(&self.address);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn is_same(one: &Buffer, other: &Buffer) -> bool {
+    match (one, other) {
+        (Buffer::Device(one), Buffer::Device(other)) => one.identity() == other.identity(),
+        (Buffer::Host(one), Buffer::Host(other)) => one.address() == other.address(),
+        _ => false,
+    }
+}
+
+pub(crate) fn address_of(buffer: &Buffer) -> u64 {
+    match buffer {
+        Buffer::Host(buffer) => buffer.address(),
+        Buffer::Device(memory) => memory.address(),
+    }
+}
+
+/// The memory that contains these bytes, and their offset in it, if the library allocated or mapped
+/// it.
+pub(crate) fn find(address: u64, length: u64) -> Option<(Buffer, u64)> {
+    let mapped = lock(MAPPED.get());
+    let (start, buffer) = mapped.range(..=address).next_back()?;
+    let offset = address - start;
+    (offset.checked_add(length)? <= buffer.length()).then(|| (buffer.clone(), offset))
+}
+
+impl Owner for OwnMemory {
+    fn read(&self, address: u64, into: &mut [u8]) -> Result<()> {
+        let offset = address - self.address;
+        match &self.buffer {
+            Buffer::Host(buffer) => Ok(buffer.read(offset, into)?),
             Buffer::Device(memory) => {
                 let stream = memory.mapped_for().default_stream()?;
-                Ok(stream.download(&memory.slice(0, into.len() as u64)?, into, DEFAULT_TIMEOUT)?)
+                let part = memory.slice(offset, into.len() as u64)?;
+                Ok(stream.download(&part, into, DEFAULT_TIMEOUT)?)
             }
         }
     }
 
     fn buffer(&self) -> Option<Buffer> {
-        Some(self.0.clone())
+        Some(self.buffer.clone())
     }
 
     /// It is the program's own: nothing releases it while it is used, but the program.
@@ -75,7 +131,7 @@ pub(crate) fn allocate(
             (memory.address(), Some(name), Buffer::Device(memory))
         }
     };
-    let owner = Arc::new(Allocated(buffer));
+    let owner = Arc::new(OwnMemory::new(buffer));
     Ok(Array::new((address, place), (data_type, layout), false, owner))
 }
 
@@ -108,4 +164,10 @@ pub(crate) fn buffer_of(array: &Bound<'_, PyAny>) -> Result<Buffer> {
             Ok(unsafe { device.adopt(address, length, Kept::new(source)) }?.into())
         }
     }
+}
+
+/// Are these bytes in memory that the library allocated or mapped?
+#[pyfunction]
+pub(crate) fn _is_mapped(address: u64, length: u64) -> bool {
+    find(address, length).is_some()
 }

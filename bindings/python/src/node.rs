@@ -56,6 +56,12 @@ impl PyNode {
     }
 }
 
+impl PyNode {
+    pub(crate) fn of(node: Node) -> Self {
+        Self { node: Mutex::new(Some(node)) }
+    }
+}
+
 #[pymethods]
 impl PyNode {
     /// Joins a node. Options that are not given come from the environment (FABRICAST_DIRECTORY, …).

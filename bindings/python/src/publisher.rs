@@ -4,7 +4,7 @@
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gpu::{DEFAULT_TIMEOUT, Device, DeviceName};
+use gpu::{Block, CopyMethod, DEFAULT_TIMEOUT, Device, DeviceName};
 use pubsub::{Attempt, Loan, MAX_METADATA, Publisher, Sent};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
@@ -165,27 +165,50 @@ fn copy(py: Python<'_>, source: &Source, loan: &mut Loan, streams: &UsingStreams
             })
         }
         SourceDevice::Cuda(number) => {
-            if !layout.is_contiguous() {
-                let cause = "the array on a device has gaps: make it contiguous first";
-                return Err(Failure::invalid(PUBLISH, cause));
-            }
             let device = Device::open(DeviceName::cuda(number))?;
+            let (first, length) = source.extent(PUBLISH)?;
+            let start = source.address().wrapping_add_signed(first);
             // SAFETY: of the source, which outlives the copy: it is waited for below, or by the
             // message, which the framework's stream writes.
-            let memory = unsafe { device.adopt(source.address(), source.length(), ()) }?;
+            let memory = unsafe { device.adopt(start, length, ()) }?;
             let stream = device.default_stream()?;
             if loan.device().is_some() {
-                stream.copy(loan.slice(), &memory.whole())?;
+                match layout.is_contiguous() {
+                    true => stream.copy(loan.slice(), &memory.whole())?,
+                    false => {
+                        let blocks = row_blocks(data_type, layout, first);
+                        let method = CopyMethod::Best;
+                        stream.copy_blocks(loan.slice(), &memory.whole(), &blocks, method)?;
+                    }
+                }
                 streams.add(0);
                 return Ok(());
             }
+            let layout = layout.clone();
             py.detach(|| {
-                let mut bytes = vec![0; loan.length() as usize];
+                let mut bytes = vec![0; length as usize];
                 stream.download(&memory.whole(), &mut bytes, DEFAULT_TIMEOUT)?;
-                Ok(loan.write(0, &bytes)?)
+                if layout.is_contiguous() {
+                    return Ok(loan.write(0, &bytes)?);
+                }
+                let mut gathered = vec![0; loan.length() as usize];
+                layout.gather(data_type, &bytes, &mut gathered);
+                Ok(loan.write(0, &gathered)?)
             })
         }
     }
+}
+
+/// The rows of a strided array, whose first byte has this offset from the first element.
+fn row_blocks(data_type: DataType, layout: &Layout, first: i64) -> Vec<Block> {
+    let (row, offsets) = layout.rows();
+    let length = data_type.bytes(row).unwrap_or(0);
+    let item_size = data_type.item_size().unwrap_or(1) as i64;
+    let block = |(number, offset): (usize, i64)| {
+        let from = (offset * item_size - first) as u64;
+        Block { to: number as u64 * length, from, length }
+    };
+    offsets.enumerate().map(block).collect()
 }
 
 fn is_emulated(device: DeviceName) -> bool {
@@ -316,16 +339,18 @@ impl LoanMemory {
 }
 
 impl Owner for LoanMemory {
-    fn read(&self, into: &mut [u8]) -> Result<()> {
+    fn read(&self, address: u64, into: &mut [u8]) -> Result<()> {
         let loan = self.lock();
+        let start = address - loan.address();
         match loan.device().filter(|device| !is_emulated(*device)) {
             Some(device) => {
                 let stream = Device::open(device)?.default_stream()?;
-                Ok(stream.download(loan.slice(), into, DEFAULT_TIMEOUT)?)
+                let part = loan.slice().slice(start, into.len() as u64)?;
+                Ok(stream.download(&part, into, DEFAULT_TIMEOUT)?)
             }
             None => {
-                let from: *const u8 = ptr::with_exposed_provenance(loan.address() as usize);
-                // SAFETY: memory of the host of this length, which the loan keeps.
+                let from: *const u8 = ptr::with_exposed_provenance(address as usize);
+                // SAFETY: these bytes are in memory of the host, which the loan keeps.
                 unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
                 Ok(())
             }

@@ -181,8 +181,8 @@ impl SampleMemory {
 }
 
 impl Owner for SampleMemory {
-    fn read(&self, into: &mut [u8]) -> Result<()> {
-        match self.with(|sample| sample.read(0, into)) {
+    fn read(&self, address: u64, into: &mut [u8]) -> Result<()> {
+        match self.with(|sample| sample.read(address - sample.address(), into)) {
             Some(read) => Ok(read?),
             None => Err(Failure::new("Closed", "read message of topic", "it was released")),
         }

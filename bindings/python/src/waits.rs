@@ -10,6 +10,8 @@ use crate::failure::{Failure, Result};
 
 /// After this time at the latest Python's signal handlers run.
 const SLICE: Duration = Duration::from_millis(50);
+/// A call without a timeout gives up after this time.
+pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(1 << 30);
 /// The longest timeout; more is no timeout.
 const LONGEST: f64 = 1e9;
 
@@ -99,7 +101,7 @@ pub(crate) fn interruptibly<T: Send + 'static, E: Into<Failure> + Send + 'static
     call: impl FnOnce() -> std::result::Result<T, E> + Send + 'static,
 ) -> Result<T> {
     let (sender, receiver) = crossbeam_channel::bounded(1);
-    let started = std::thread::Builder::new().name("fabricast-call".to_owned()).spawn(move || {
+    let started = threads::spawn("fabricast-call", move || {
         // Without a receiver the caller was interrupted.
         let _ = sender.send(call());
     });

@@ -30,13 +30,19 @@ from fabricast._native import (
     Route,
     Sample,
     Sent,
+    Shared,
     Strided,
     Subscriber,
     Topic,
     __version__,
+    _info,
+    _paths,
     allocate,
     card_info,
+    open,
+    share,
 )
+from fabricast._log import forward_log
 from fabricast.errors import Error
 
 __all__ = [
@@ -52,6 +58,7 @@ __all__ = [
     "Route",
     "Sample",
     "Sent",
+    "Shared",
     "Strided",
     "Subscriber",
     "Topic",
@@ -59,8 +66,33 @@ __all__ = [
     "allocate",
     "card_info",
     "errors",
+    "forward_log",
+    "info",
+    "open",
+    "paths",
     "report",
+    "share",
 ]
+
+
+def info() -> dict:
+    """Devices and providers of this machine, and why others are missing. Opens the devices.
+
+    >>> import fabricast
+    >>> [device["name"] for device in fabricast.info()["devices"] if device["name"] == "emulated:0"]
+    ['emulated:0']
+    """
+    return _json.loads(_info())
+
+
+def paths(policy: str = "") -> list[dict]:
+    """The path of each typical situation, with the reasons against the others.
+
+    >>> import fabricast
+    >>> fabricast.paths()[1]["path"]
+    'cuda-ipc'
+    """
+    return _json.loads(_paths(policy))
 
 
 def report(node: Node) -> list[dict]:

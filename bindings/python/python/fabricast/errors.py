@@ -7,10 +7,12 @@ Where Python has an exception for the same, a class is one of that kind, too: a 
 
 __all__ = [
     "AlreadyServed",
+    "Cancelled",
     "CannotListen",
     "Closed",
     "DeadlineExceeded",
     "Denied",
+    "DeviceFailed",
     "Error",
     "Evicted",
     "Failed",
@@ -19,21 +21,27 @@ __all__ = [
     "Malformed",
     "NoDevice",
     "NoPath",
+    "NoPeerAccess",
     "NoProvider",
     "NotAllowed",
     "NotFound",
+    "NotSupported",
     "OutOfBounds",
+    "OutOfMemory",
     "OverBudget",
     "Poisoned",
+    "RankFailed",
     "SettingsDiffer",
     "Stale",
     "TooLong",
     "TooMany",
     "TooManyLoans",
     "TooManySamples",
+    "Unavailable",
     "Unknown",
     "VersionMismatch",
     "WouldBlock",
+    "WrongMemory",
 ]
 
 
@@ -156,6 +164,38 @@ class Stale(Error):
 
 class Unknown(Error, LookupError):
     """There is no such peer, region or operation."""
+
+
+class Cancelled(Error):
+    """The operation was cancelled."""
+
+
+class NoPeerAccess(Error):
+    """A device cannot access the memory of another one directly."""
+
+
+class NotSupported(Error):
+    """The device, or its driver, cannot do it; the text has the remedy."""
+
+
+class RankFailed(Error):
+    """A rank of the job has ended, or could not start; the text names it."""
+
+
+class Unavailable(Error):
+    """There is no launcher, driver or address; the text has the reason."""
+
+
+class WrongMemory(Error):
+    """The memory is not the one that was described."""
+
+
+class OutOfMemory(Error, MemoryError):
+    """The device, or the host, has not enough memory."""
+
+
+class DeviceFailed(Error):
+    """The device failed, and its context is lost."""
 
 
 # The same for devices.

@@ -33,6 +33,11 @@ pub(super) unsafe fn fill(
     if wants(ffi::PyBUF_F_CONTIGUOUS) && !wants(ffi::PyBUF_ANY_CONTIGUOUS) && has_rows {
         return refused("the array is in C order");
     }
+    let wants_order = [ffi::PyBUF_C_CONTIGUOUS, ffi::PyBUF_F_CONTIGUOUS, ffi::PyBUF_ANY_CONTIGUOUS];
+    let is_strided = wants(ffi::PyBUF_STRIDES) && !wants_order.into_iter().any(wants);
+    if !tensor.layout.is_contiguous() && !is_strided {
+        return refused("the array is strided: copy it, or use a consumer of strided buffers");
+    }
     let (Some(item_size), Some(format)) =
         (tensor.data_type.item_size(), tensor.data_type.buffer_format())
     else {

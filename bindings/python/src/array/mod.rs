@@ -22,8 +22,8 @@ pub(crate) use source::{Source, SourceDevice};
 
 /// What keeps the memory of arrays, until the last of them and of their views is gone.
 pub(crate) trait Owner: fmt::Debug + Send + Sync {
-    /// Copies all bytes.
-    fn read(&self, into: &mut [u8]) -> Result<()>;
+    /// Copies bytes from this address on, which are in the memory.
+    fn read(&self, address: u64, into: &mut [u8]) -> Result<()>;
     /// The memory, if it can be registered as it is.
     fn buffer(&self) -> Option<transfer::Buffer> {
         None
@@ -32,7 +32,7 @@ pub(crate) trait Owner: fmt::Debug + Send + Sync {
     fn used_by(&self, stream: u64) -> Result<()>;
 }
 
-/// A contiguous array in memory of a message or a shared buffer. NumPy, PyTorch, CuPy and JAX read
+/// An array in memory of a message or a shared buffer. NumPy, PyTorch, CuPy and JAX read
 /// it in place: `numpy.asarray(array)`, `torch.from_dlpack(array)`.
 ///
 /// The memory stays as long as the array or one of its views exists.
@@ -53,8 +53,9 @@ pub(crate) struct Array {
 struct CopiedBytes(Box<[u8]>);
 
 impl Owner for CopiedBytes {
-    fn read(&self, into: &mut [u8]) -> Result<()> {
-        into.copy_from_slice(&self.0);
+    fn read(&self, address: u64, into: &mut [u8]) -> Result<()> {
+        let start = (address - self.0.as_ptr().addr() as u64) as usize;
+        into.copy_from_slice(&self.0[start..start + into.len()]);
         Ok(())
     }
 
@@ -64,7 +65,7 @@ impl Owner for CopiedBytes {
 }
 
 impl Array {
-    /// The layout is contiguous, and the owner keeps its bytes at this address.
+    /// The owner keeps the bytes of the layout's extent, from this address of the first element on.
     pub(crate) fn new(
         (address, device): (u64, Option<DeviceName>),
         (data_type, layout): (DataType, Layout),
@@ -91,13 +92,28 @@ impl Array {
         self.device.filter(is_cuda).map(|device| device.number)
     }
 
+    /// Copies the elements, without gaps.
+    fn read(&self, into: &mut [u8]) -> Result<()> {
+        match self.layout.extent(self.data_type) {
+            Some((first, length)) if !self.layout.is_contiguous() => {
+                let mut bytes = vec![0; length as usize];
+                self.owner.read(self.address.wrapping_add_signed(first), &mut bytes)?;
+                self.layout.gather(self.data_type, &bytes, into);
+                Ok(())
+            }
+            _ if into.is_empty() => Ok(()),
+            _ => self.owner.read(self.address, into),
+        }
+    }
+
     fn copy(&self) -> Result<Self> {
         let mut bytes = vec![0; self.length()].into_boxed_slice();
-        self.owner.read(&mut bytes)?;
+        self.read(&mut bytes)?;
         Ok(Self {
             address: bytes.as_ptr().addr() as u64,
             data_type: self.data_type,
-            layout: self.layout.clone(),
+            // A shape that an array has already.
+            layout: Layout::contiguous(self.layout.shape().to_vec()).unwrap_or_else(Layout::empty),
             device: None,
             is_read_only: false,
             owner: Arc::new(CopiedBytes(bytes)),
@@ -119,7 +135,13 @@ impl Array {
         interface.set_item("shape", PyTuple::new(py, self.layout.shape())?)?;
         interface.set_item("typestr", type_name)?;
         interface.set_item("data", (self.address, self.is_read_only))?;
-        interface.set_item("strides", py.None())?;
+        match self.data_type.item_size() {
+            Some(size) if !self.layout.is_contiguous() => {
+                let strides = self.layout.strides().iter().map(|stride| stride * size as i64);
+                interface.set_item("strides", PyTuple::new(py, strides.collect::<Vec<_>>())?)?;
+            }
+            _ => interface.set_item("strides", py.None())?,
+        }
         interface.set_item("version", version)?;
         Ok(interface)
     }
@@ -137,6 +159,14 @@ impl Array {
     #[getter]
     fn dtype(&self) -> String {
         self.data_type.to_string()
+    }
+
+    /// Distance between neighbours in each dimension, in bytes.
+    #[getter]
+    fn strides<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let size = self.data_type.item_size().unwrap_or(1) as i64;
+        let strides = self.layout.strides().iter().map(|stride| stride * size);
+        PyTuple::new(py, strides.collect::<Vec<_>>())
     }
 
     /// Number of dimensions.
@@ -163,9 +193,9 @@ impl Array {
         self.is_read_only
     }
 
-    /// Copies all bytes to a new object of the host.
+    /// Copies the elements to a new object of the host, in C order.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        PyBytes::new_with(py, self.length(), |bytes| Ok(self.owner.read(bytes)?))
+        PyBytes::new_with(py, self.length(), |bytes| Ok(self.read(bytes)?))
     }
 
     fn __len__(&self) -> PyResult<usize> {

@@ -290,6 +290,15 @@ impl Source {
         self.data_type.bytes(self.layout.elements()).unwrap_or(0)
     }
 
+    /// The bytes that it reaches, from the first element on: offset and length.
+    pub(crate) fn extent(&self, operation: &'static str) -> Result<(i64, u64)> {
+        self.layout.extent(self.data_type).ok_or_else(|| {
+            let cause =
+                format!("elements of {} share bytes, and these have gaps: copy it", self.data_type);
+            Failure::invalid(operation, cause)
+        })
+    }
+
     /// Its first element; for memory of the host.
     pub(crate) fn host_bytes(&self) -> HostBytes {
         HostBytes { address: self.address }

@@ -1,0 +1,5 @@
+"""The ranks of a job of torchrun, mpirun or srun, as peers."""
+
+from fabricast._native import Group
+
+__all__ = ["Group"]

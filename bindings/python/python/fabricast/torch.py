@@ -1,0 +1,251 @@
+"""Tensors of PyTorch in several processes without a copy.
+
+A tensor is sent by a pipe, a socket or a rank of `torch.distributed`; what is sent is a token of about
+100 bytes, and the receiver maps the memory: it has a tensor on the device where the memory is.
+
+>>> import multiprocessing
+>>> import torch
+>>> import fabricast.torch
+>>> here, there = multiprocessing.Pipe()
+>>> fabricast.torch.send(torch.arange(6).reshape(2, 3).T, here)
+>>> fabricast.torch.recv(there)
+tensor([[0, 3],
+        [1, 4],
+        [2, 5]])
+
+`install` lets `torch.multiprocessing` carry CUDA tensors in this way, too.
+"""
+
+import socket as _socket
+import struct as _struct
+from multiprocessing.reduction import ForkingPickler as _ForkingPickler
+
+import torch as _torch
+import torch.multiprocessing.reductions as _reductions
+
+import fabricast as _fabricast
+from fabricast import _native
+from fabricast.errors import DeadlineExceeded, InvalidArgument, Malformed
+
+__all__ = ["empty", "install", "load", "recv", "send", "token"]
+
+_MAGIC = b"FT\x01"
+_HEADER = _struct.Struct("<3sBBBh")
+_REQUIRES_GRAD, _IS_CONJUGATED, _IS_NEGATED, _IS_PARAMETER, _IS_EMPTY = 1, 2, 4, 8, 16
+# Types by their codes in messages, which are never reused. DLPack of older versions of PyTorch does
+# not know the last ones: they are sent as integers of their size.
+_TYPES = [
+    "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128",
+    "bool", "bfloat16", "uint16", "uint32", "uint64", "complex32", "float8_e4m3fn", "float8_e5m2",
+    "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2",
+]
+_BY_DLPACK = 10
+_INTEGERS = {1: _torch.int8, 2: _torch.int16, 4: _torch.int32, 8: _torch.int64}
+_LENGTH = _struct.Struct("<I")
+_LONGEST_MESSAGE = 4096
+
+
+def _type_code(tensor):
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in _TYPES:
+        raise InvalidArgument(f"send tensor failed: elements of {name} are not sent", "send tensor")
+    return _TYPES.index(name)
+
+
+def _is_in_place(tensor):
+    """Can other processes map its memory?"""
+    if tensor.is_cuda:
+        return True
+    storage = tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage()
+    return _native._is_mapped(storage.data_ptr(), max(storage.nbytes(), 1))
+
+
+def _describe(tensor):
+    """A tensor without gradient and flags, its header, and whether it has elements."""
+    if tensor.layout is not _torch.strided or tensor.is_quantized:
+        cause = f"a tensor of layout {tensor.layout} has no strides: send its parts"
+        raise InvalidArgument(f"send tensor failed: {cause}", "send tensor")
+    if tensor.device.type not in ("cpu", "cuda"):
+        cause = f"it is on {tensor.device}, which is neither the host nor a CUDA device"
+        raise InvalidArgument(f"send tensor failed: {cause}", "send tensor")
+    if tensor.requires_grad and not tensor.is_leaf:
+        cause = "it is no leaf and requires gradients, which end at the process. Send tensor.detach()"
+        raise InvalidArgument(f"send tensor failed: {cause}", "send tensor")
+    flags = 0
+    if tensor.requires_grad:
+        flags |= _REQUIRES_GRAD
+    if isinstance(tensor, _torch.nn.Parameter):
+        flags |= _IS_PARAMETER
+    bare = tensor.detach()
+    if bare.is_conj():
+        flags |= _IS_CONJUGATED
+        bare = bare.conj()
+    if bare.is_neg():
+        flags |= _IS_NEGATED
+        bare = _torch._neg_view(bare)
+    code = _type_code(bare)
+    if code >= _BY_DLPACK:
+        bare = bare.view(_INTEGERS[bare.element_size()])
+    if bare.numel() == 0:
+        flags |= _IS_EMPTY
+    device = -1 if bare.device.type == "cpu" else bare.device.index
+    return bare, _HEADER.pack(_MAGIC, flags, code, bare.dim(), device)
+
+
+def _message(tensor, directory, is_for_one):
+    bare, header = _describe(tensor)
+    if bare.numel() == 0:
+        sizes = [*bare.shape, *bare.stride()]
+        return header + _struct.pack(f"<{len(sizes)}q", *sizes), None
+    shared = _fabricast.share(bare, copy=not _is_in_place(bare), directory=directory)
+    if is_for_one:
+        return header + shared.for_one_receiver(), None
+    return header + shared.token, shared
+
+
+def token(tensor, *, directory=None):
+    """Bytes by which one other process loads the tensor: to be sent by any means.
+
+    The memory is kept until it was loaded once, and until the receiver does not use it any more.
+    """
+    return _message(tensor, directory, True)[0]
+
+
+def load(message, *, timeout=30.0, directory=None):
+    """The tensor of a `token` of another process, on the device where its memory is."""
+    if len(message) < _HEADER.size or message[: len(_MAGIC)] != _MAGIC:
+        raise Malformed("receive tensor failed: the message is none of a tensor", "receive tensor")
+    _, flags, code, dimensions, device = _HEADER.unpack_from(message)
+    body = bytes(message[_HEADER.size :])
+    dtype = getattr(_torch, _TYPES[code], None) if code < len(_TYPES) else None
+    if dtype is None:
+        cause = "this version of PyTorch has not the type of its elements"
+        raise Malformed(f"receive tensor failed: {cause}", "receive tensor")
+    if flags & _IS_EMPTY:
+        tensor = _empty(body, dimensions, dtype, device)
+    else:
+        user = f"cuda:{_torch.cuda.current_device()}" if device >= 0 else None
+        array = _fabricast.open(body, device=user, timeout=timeout, directory=directory)
+        tensor = _torch.from_dlpack(array)
+        if code >= _BY_DLPACK:
+            tensor = tensor.view(dtype)
+    if flags & _IS_NEGATED:
+        tensor = _torch._neg_view(tensor)
+    if flags & _IS_CONJUGATED:
+        tensor = tensor.conj()
+    if flags & _IS_PARAMETER:
+        return _torch.nn.Parameter(tensor, requires_grad=bool(flags & _REQUIRES_GRAD))
+    return tensor.requires_grad_(bool(flags & _REQUIRES_GRAD))
+
+
+def _empty(body, dimensions, dtype, device):
+    if len(body) != 16 * dimensions:
+        raise Malformed("receive tensor failed: its shape is truncated", "receive tensor")
+    sizes = _struct.unpack(f"<{2 * dimensions}q", body)
+    shape, strides = sizes[:dimensions], sizes[dimensions:]
+    if min(sizes, default=0) < 0 or 0 not in shape:
+        raise Malformed("receive tensor failed: an empty tensor has elements", "receive tensor")
+    place = "cpu" if device < 0 else f"cuda:{min(device, _torch.cuda.device_count() - 1)}"
+    return _torch.empty_strided(shape, strides, dtype=dtype, device=place)
+
+
+def _is_rank(other):
+    return isinstance(other, int) and not isinstance(other, bool)
+
+
+def send(tensor, to, *, directory=None):
+    """Sends a tensor to a connection of `multiprocessing`, a socket, or a rank of `torch.distributed`.
+
+    Both processes then have a tensor in the same memory. A tensor of the host that is not in memory of
+    the library (`empty`, `fabricast.allocate`) is copied once instead.
+    """
+    message = token(tensor, directory=directory)
+    if _is_rank(to):
+        _torch.distributed.send_object_list([message], dst=to)
+    elif isinstance(to, _socket.socket):
+        to.sendall(_LENGTH.pack(len(message)) + message)
+    else:
+        to.send_bytes(message)
+
+
+def recv(frm, *, timeout=30.0, directory=None):
+    """Receives a tensor that `send` sent: from a connection, a socket, or a rank."""
+    if _is_rank(frm):
+        received = [None]
+        _torch.distributed.recv_object_list(received, src=frm)
+        message = received[0]
+    elif isinstance(frm, _socket.socket):
+        message = _receive_from_socket(frm, timeout)
+    else:
+        if not frm.poll(timeout):
+            raise DeadlineExceeded(f"receive tensor failed: no message within {timeout} s", "receive tensor")
+        message = frm.recv_bytes(_LONGEST_MESSAGE)
+    return load(message, timeout=timeout, directory=directory)
+
+
+def _receive_from_socket(socket, timeout):
+    before = socket.gettimeout()
+    socket.settimeout(timeout)
+    try:
+        (length,) = _LENGTH.unpack(_receive_exactly(socket, _LENGTH.size))
+        if length > _LONGEST_MESSAGE:
+            raise Malformed(f"receive tensor failed: a message of {length} bytes", "receive tensor")
+        return _receive_exactly(socket, length)
+    except TimeoutError as error:
+        cause = f"receive tensor failed: no message within {timeout} s"
+        raise DeadlineExceeded(cause, "receive tensor") from error
+    finally:
+        socket.settimeout(before)
+
+
+def _receive_exactly(socket, length):
+    received = b""
+    while len(received) < length:
+        part = socket.recv(length - len(received))
+        if not part:
+            raise EOFError
+        received += part
+    return received
+
+
+def empty(*shape, dtype=None, device="host"):
+    """A tensor of zeros in memory that other processes map: of the host, or of a device.
+
+    >>> import fabricast.torch
+    >>> fabricast.torch.empty(2, 3).shape
+    torch.Size([2, 3])
+    """
+    if len(shape) == 1 and not _is_rank(shape[0]):
+        shape = tuple(shape[0])
+    dtype = dtype or _torch.get_default_dtype()
+    name = str(dtype).removeprefix("torch.")
+    code = _TYPES.index(name) if name in _TYPES else -1
+    as_sent = _INTEGERS[_torch.empty(0, dtype=dtype).element_size()] if code >= _BY_DLPACK else dtype
+    array = _fabricast.allocate(shape, as_sent, device=device)
+    return _torch.from_dlpack(array).view(dtype)
+
+
+def _load_of_reducer(message):
+    return load(message)
+
+
+def _reduce(tensor):
+    if type(tensor) in (_torch.Tensor, _torch.nn.Parameter) and _is_sent_here(tensor):
+        return _load_of_reducer, (token(tensor),)
+    return _reductions.reduce_tensor(tensor)
+
+
+def _is_sent_here(tensor):
+    is_plain = tensor.layout is _torch.strided and not tensor.is_quantized
+    return is_plain and tensor.device.type in ("cpu", "cuda") and _is_in_place(tensor)
+
+
+def install():
+    """Lets `torch.multiprocessing` carry CUDA tensors, and tensors in memory of the library, by tokens.
+
+    Its queues and pipes then work with every allocator of PyTorch (`expandable_segments`,
+    `fabricast.torch.pool`), without rights to trace the other process, and between containers. Call it
+    in each process that sends; receivers only need the package.
+    """
+    for kind in {_torch.Tensor, _torch.nn.Parameter, *_torch._tensor_classes}:
+        _ForkingPickler.register(kind, _reduce)

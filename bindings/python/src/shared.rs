@@ -1,0 +1,290 @@
+//! Memory that several processes share without a copy, by a token.
+#![allow(unsafe_code)]
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gpu::{DEFAULT_TIMEOUT, Device, DeviceName, Point};
+use pubsub::{MemoryLocation, NodeOptions};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use transfer::{Buffer, ElementType, HostBuffer, OpenedBuffer, Share, SharedBuffer, Tensor};
+
+use crate::array::{Array, Owner, Source, SourceDevice};
+use crate::data_type::DataType;
+use crate::failure::{Failure, Result};
+use crate::kept::Kept;
+use crate::layout::Layout;
+use crate::memory::{OwnMemory, address_of, find};
+use crate::streams::UsingStreams;
+use crate::waits::{Timeout, interruptibly};
+
+const SHARE: &str = "share memory";
+const OPEN: &str = "open shared memory";
+
+/// Memory that this process shares. Other processes open it by the token, until this is closed and
+/// deleted; those that have opened it keep it.
+#[pyclass(frozen, name = "Shared", module = "fabricast")]
+#[derive(Debug)]
+pub(crate) struct PyShared {
+    /// None after its close.
+    share: Mutex<Option<Share>>,
+}
+
+impl PyShared {
+    fn take(&self) -> Option<Share> {
+        self.share.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+fn closed() -> Failure {
+    Failure::new("Closed", SHARE, "it is not shared any more")
+}
+
+#[pymethods]
+impl PyShared {
+    /// Bytes by which other processes open the memory, sent to them by any means.
+    #[getter]
+    fn token<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyBytes>> {
+        let share = self.share.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(PyBytes::new(py, share.as_ref().ok_or_else(closed)?.token()))
+    }
+
+    /// Leaves the memory to one receiver, and returns the token for it: the memory is shared until it
+    /// was opened once, or this process ends.
+    fn for_one_receiver<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyBytes>> {
+        let share = self.take().ok_or_else(closed)?;
+        Ok(PyBytes::new(py, &share.for_one_receiver()))
+    }
+
+    /// Ends the sharing. Processes that have opened the memory keep it.
+    fn close(&self, py: Python<'_>) {
+        let share = self.take();
+        py.detach(move || drop(share));
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) {
+        self.close(py);
+    }
+}
+
+fn directory_or_default(directory: Option<PathBuf>) -> PathBuf {
+    directory.unwrap_or_else(NodeOptions::default_directory)
+}
+
+/// What the bytes mean, with the first element at this offset of the memory.
+fn tensor_of(source: &Source, byte_offset: u64) -> Result<Tensor> {
+    let (code, bits, lanes) = source.data_type().codes();
+    let element = ElementType::new(code, bits, lanes)
+        .ok_or_else(|| Failure::invalid(SHARE, "its elements cannot be shared"))?;
+    let layout = source.layout();
+    let (shape, strides) = (layout.shape().to_vec(), layout.strides().to_vec());
+    Ok(Tensor { element, shape, strides, byte_offset })
+}
+
+/// A copy of an array in new memory of the host.
+fn copied(py: Python<'_>, source: &Source) -> Result<(Buffer, Tensor)> {
+    let length = source.length();
+    let mut bytes = vec![0; length as usize];
+    match source.device() {
+        SourceDevice::Host => {
+            let (from, data_type, layout) =
+                (source.host_bytes(), source.data_type(), source.layout().clone());
+            let target = &mut bytes;
+            // SAFETY: the caller has the source; the target has its length.
+            py.detach(move || unsafe { from.copy(data_type, &layout, target.as_mut_ptr()) });
+        }
+        SourceDevice::Cuda(number) => {
+            let (first, extent) = source.extent(SHARE)?;
+            let start = source.address().wrapping_add_signed(first);
+            let device = Device::open(DeviceName::cuda(number))?;
+            // SAFETY: the caller has the source, and the copy is waited for.
+            let memory = unsafe { device.adopt(start, extent, ()) }?;
+            let mut reached = vec![0; extent as usize];
+            py.detach(|| {
+                let stream = device.default_stream()?;
+                stream.download(&memory.whole(), &mut reached, DEFAULT_TIMEOUT)
+            })?;
+            source.layout().gather(source.data_type(), &reached, &mut bytes);
+        }
+    }
+    let buffer = HostBuffer::new(length.max(1))?;
+    buffer.write(0, &bytes)?;
+    // The shape is that of the source.
+    let layout = Layout::contiguous(source.layout().shape().to_vec()).unwrap_or_else(Layout::empty);
+    let tensor = Tensor { strides: layout.strides().to_vec(), ..tensor_of(source, 0)? };
+    Ok((buffer.into(), tensor))
+}
+
+/// The memory of an array, and where the array is in it.
+fn in_place(py: Python<'_>, source: Source) -> Result<(Buffer, Tensor)> {
+    let (first, length) = source.extent(SHARE)?;
+    let start = source.address().wrapping_add_signed(first);
+    if let Some((buffer, offset)) = find(start, length.max(1)) {
+        let tensor = tensor_of(&source, offset.wrapping_add_signed(-first))?;
+        wait_for_writers(py, &source)?;
+        return Ok((buffer, tensor));
+    }
+    let SourceDevice::Cuda(number) = source.device() else {
+        let cause = "other processes cannot map this memory of the host. Use copy=True, or make the \
+                     array in memory of fabricast.allocate";
+        return Err(Failure::invalid(SHARE, cause));
+    };
+    let tensor = tensor_of(&source, first.unsigned_abs())?;
+    wait_for_writers(py, &source)?;
+    let device = Device::open(DeviceName::cuda(number))?;
+    // SAFETY: the memory of the source, which is kept as long as it is used.
+    Ok((unsafe { device.adopt(start, length, Kept::new(source)) }?.into(), tensor))
+}
+
+/// Waits for the work that writes an array: receivers read it on streams of their own.
+fn wait_for_writers(py: Python<'_>, source: &Source) -> Result<()> {
+    let SourceDevice::Cuda(number) = source.device() else { return Ok(()) };
+    // The default stream waits for the stream of the producer, as DLPack demands.
+    let stream = Device::open(DeviceName::cuda(number))?.default_stream()?;
+    py.detach(|| Ok(stream.synchronize(DEFAULT_TIMEOUT)?))
+}
+
+/// Shares an array with other processes of this user on this machine, which open it by a token and
+/// see the same memory: that of `allocate` or of an allocator of the library, or of a CUDA device.
+/// With `copy` it shares a copy of any array, in memory of the host. With `readonly` others cannot
+/// write to memory of the host, and promise not to write to memory of a device.
+///
+/// >>> import tempfile
+/// >>> import fabricast
+/// >>> directory = tempfile.TemporaryDirectory()
+/// >>> weights = fabricast.allocate((2, 3), "float32")
+/// >>> shared = fabricast.share(weights, directory=directory.name)
+/// >>> opened = fabricast.open(shared.token)   # in another process
+/// >>> opened
+/// <fabricast.Array float32[2,3] on host>
+/// >>> memoryview(weights)[1, 2] = 7.0
+/// >>> memoryview(opened)[1, 2]
+/// 7.0
+/// >>> shared.close(); del opened
+/// >>> directory.cleanup()
+#[pyfunction]
+#[pyo3(signature = (array, *, readonly=false, copy=false, directory=None))]
+pub(crate) fn share(
+    py: Python<'_>,
+    array: &Bound<'_, PyAny>,
+    readonly: bool,
+    copy: bool,
+    directory: Option<PathBuf>,
+) -> Result<PyShared> {
+    let source = Source::of(SHARE, array)?;
+    let readonly = readonly || (source.is_read_only() && !copy);
+    let (buffer, tensor) = match copy || source.length() == 0 {
+        true => copied(py, &source)?,
+        false => in_place(py, source)?,
+    };
+    let directory = directory_or_default(directory);
+    let share = py.detach(|| {
+        let shared = match readonly {
+            true => SharedBuffer::read_only(buffer, &tensor),
+            false => SharedBuffer::new(buffer, &tensor),
+        };
+        transfer::share(&directory, shared?)
+    })?;
+    Ok(PyShared { share: Mutex::new(Some(share)) })
+}
+
+/// Memory of another process. The other process keeps it until work on the streams that use it is
+/// done.
+#[derive(Debug)]
+struct OpenedMemory {
+    opened: Option<OpenedBuffer>,
+    own: OwnMemory,
+    streams: UsingStreams,
+}
+
+impl Owner for OpenedMemory {
+    fn read(&self, address: u64, into: &mut [u8]) -> Result<()> {
+        self.own.read(address, into)
+    }
+
+    fn buffer(&self) -> Option<Buffer> {
+        self.own.buffer()
+    }
+
+    fn used_by(&self, stream: u64) -> Result<()> {
+        self.streams.add(stream);
+        Ok(())
+    }
+}
+
+impl Drop for OpenedMemory {
+    fn drop(&mut self) {
+        let Some(opened) = self.opened.take() else { return };
+        if let Some(point) = last_use(&opened, &self.streams) {
+            // Whoever drops it last is not to wait.
+            let kept = opened.clone();
+            let waiting = threads::spawn("fabricast-release", move || {
+                // A device that failed does not use it any more.
+                let _ = point.wait(DEFAULT_TIMEOUT);
+                drop(kept);
+            });
+            drop(waiting);
+        }
+    }
+}
+
+/// When the work on these streams is done; None if it is.
+fn last_use(opened: &OpenedBuffer, streams: &UsingStreams) -> Option<Point> {
+    let device = opened.memory()?.device()?;
+    let stream = streams.joined(device).ok()??;
+    let point = stream.point().ok()?;
+    (!point.is_done().unwrap_or(true)).then_some(point)
+}
+
+/// Opens memory that another process shares, by its token: the array has the type, shape and strides
+/// of the shared one, and is on the device where its memory is. `device` names a further device that
+/// accesses it directly. The memory stays as long as the array or a view of it exists.
+///
+/// `directory` is that of this process, if its container shows the one of the other process
+/// elsewhere.
+#[pyfunction]
+#[pyo3(signature = (token, *, device=None, timeout=Some(30.0), directory=None))]
+pub(crate) fn open(
+    py: Python<'_>,
+    token: Vec<u8>,
+    device: Option<&str>,
+    timeout: Option<f64>,
+    directory: Option<PathBuf>,
+) -> Result<Array> {
+    let timeout = Timeout::new(OPEN, timeout)?.or(crate::waits::LONGEST_CALL);
+    let device = match device.map(str::parse).transpose()? {
+        Some(MemoryLocation::Device(name)) => Some(name),
+        Some(MemoryLocation::Host) | None => None,
+    };
+    let directory = directory_or_default(directory);
+    let opened = interruptibly(py, OPEN, move || {
+        let device = device.map(Device::open).transpose()?;
+        Ok::<_, Failure>(transfer::open(&token, &directory, device.as_ref(), timeout)?)
+    })?;
+    let Tensor { element, shape, strides, .. } = opened.tensor().clone();
+    let (code, bits, lanes) = element.codes();
+    let described = format!("elements {element:?} in shape {shape:?} with strides {strides:?}");
+    let unknown = || Failure::new("Malformed", OPEN, format!("{described}: unknown here"));
+    let data_type = DataType::from_codes(code, bits, lanes).ok_or_else(unknown)?;
+    let layout = Layout::strided(shape, strides).ok_or_else(unknown)?;
+    // Also refuses elements that share bytes, in an array with gaps.
+    layout.extent(data_type).ok_or_else(unknown)?;
+    let resident = opened.memory().and_then(gpu::Memory::device);
+    let offset = opened.tensor().byte_offset;
+    let is_read_only = opened.is_read_only();
+    let address = address_of(opened.buffer()) + offset;
+    let own = OwnMemory::new(opened.buffer().clone());
+    let owner = OpenedMemory { opened: Some(opened), own, streams: UsingStreams::default() };
+    Ok(Array::new((address, resident), (data_type, layout), is_read_only, Arc::new(owner)))
+}
