@@ -48,19 +48,18 @@ impl std::fmt::Debug for AddressRange {
 }
 
 impl AddressRange {
-    /// Reserves this many bytes of addresses, for this device and these peers.
-    pub(crate) fn reserve(device: &Device, limit: u64, peers: &[&Device]) -> Result<Self> {
+    /// Reserves this many bytes of addresses, for this device and these peers, which need not be
+    /// open.
+    pub(crate) fn reserve(device: &Device, limit: u64, peers: &[DeviceName]) -> Result<Self> {
         let operation = "reserve addresses";
         let driver = device.driver(operation)?;
         let limit = rounded(device, operation, limit)?;
         let mut open_to = vec![device.name().number];
         for peer in peers {
-            if device.peer_access(peer)? == PeerAccess::None
-                || peer.peer_access(device)? == PeerAccess::None
-            {
-                return Err(unreachable_from(operation, device.name(), peer.name()));
+            if device.peer_access_to(*peer)? == PeerAccess::None {
+                return Err(unreachable_from(operation, device.name(), *peer));
             }
-            open_to.push(peer.name().number);
+            open_to.push(peer.number);
         }
         open_to.sort_unstable();
         open_to.dedup();

@@ -19,9 +19,10 @@
 //! Modules, each importing only those before it: `device_name`, `error`, `properties`,
 //! `pointer_attributes`, `fork`, `lock`, `budget`, `checksum`, `reuse`, `waiting`, `driver`,
 //! `stream_waits`, `deferred_free`, `legacy_handle`, `cuda`, `emulated`, `device`, `link_counters`,
-//! `event`, `address_range`, `foreign`, `memory`, `importer`, `stream`.
+//! `event`, `address_range`, `foreign`, `memory`, `importer`, `stream`, `block_allocator`, `pool`.
 
 mod address_range;
+mod block_allocator;
 mod budget;
 mod checksum;
 mod cuda;
@@ -40,6 +41,7 @@ mod link_counters;
 mod lock;
 mod memory;
 mod pointer_attributes;
+mod pool;
 mod properties;
 mod reuse;
 mod stream;
@@ -58,6 +60,7 @@ pub use legacy_handle::{LegacyHandle, open_legacy_handles};
 pub use link_counters::{LinkBytes, LinkCounters};
 pub use memory::{Exported, HostMapping, Memory, Pieces, Slice, WeakMemory};
 pub use pointer_attributes::{Allocator, PointerAttributes};
+pub use pool::{Pool, PoolStatistics};
 pub use properties::{
     GpuDirect, HandleTypes, PciAddress, PeerAccess, Properties, Uuid, WritesOrdering,
 };

@@ -504,13 +504,13 @@ impl Device {
     }
 
     /// Allocates memory that other processes can [import](Self::importer), and that `peers` can
-    /// access as well as this device. Takes whole [granules](crate::Properties::granularity) of
+    /// access as well as this device; they need not be open. Takes whole [granules](crate::Properties::granularity) of
     /// the device.
     ///
     /// # Errors
     /// [`OverBudget`](ErrorKind::OverBudget), [`OutOfMemory`](ErrorKind::OutOfMemory);
     /// [`NoPeerAccess`](ErrorKind::NoPeerAccess) if a peer has no access.
-    pub fn allocate_shared(&self, length: u64, peers: &[&Self]) -> Result<Memory> {
+    pub fn allocate_shared(&self, length: u64, peers: &[DeviceName]) -> Result<Memory> {
         let address_range = AddressRange::reserve(self, length, peers)?;
         address_range.create(length).map_err(|error| error.on(self.name()))?;
         Ok(Memory::of_address_range(self, self.name(), address_range, (0, length)))

@@ -2,7 +2,7 @@
 //!
 //! Modules, each importing only those before it: `data_type`, `layout`, `failure`, `waits`,
 //! `exclusive`, `array`, `streams`, `kept`, `memory`, `shared`, `agent`, `publisher`, `subscriber`, `topic`, `node`,
-//! `group`, `information`, `log`.
+//! `group`, `information`, `log`, `torch_allocator`.
 
 mod agent;
 mod array;
@@ -21,6 +21,7 @@ mod shared;
 mod streams;
 mod subscriber;
 mod topic;
+mod torch_allocator;
 mod waits;
 
 /// Classes of the library. The package documents them.
@@ -50,6 +51,8 @@ mod _native {
     use super::subscriber::{PySample, PySubscriber};
     #[pymodule_export]
     use super::topic::PyTopic;
+    #[pymodule_export]
+    use super::torch_allocator::{_pool_statistics, _trim_pool};
 
     /// The version of the library.
     #[pymodule_export]

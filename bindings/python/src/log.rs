@@ -81,7 +81,7 @@ impl Subscriber for ToPython {
         };
         let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let message = text.message + &text.fields;
-        let module = event.metadata().target().replace("::", ".");
+        let module = format!("fabricast.{}", event.metadata().target().replace("::", "."));
         // Without room it is lost.
         let _ = self.records.try_send((level, module, message, time.as_secs_f64()));
     }

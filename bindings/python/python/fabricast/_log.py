@@ -10,8 +10,7 @@ _thread = None
 def forward_log(level: int | str = logging.INFO) -> None:
     """Forwards the log of the library to the loggers of Python, from this level on.
 
-    The loggers are those of the modules, below ``fabricast_transfer``, ``fabricast_pubsub``, …; the
-    records come from a thread that this starts. It can be called once in a process.
+    The loggers are those of its modules: ``fabricast.transfer``, ``fabricast.pubsub``, …; the records come from a thread that this starts. It can be called once in a process.
     """
     global _thread
     if isinstance(level, str):

@@ -25,9 +25,9 @@ import torch.multiprocessing.reductions as _reductions
 
 import fabricast as _fabricast
 from fabricast import _native
-from fabricast.errors import DeadlineExceeded, InvalidArgument, Malformed
+from fabricast.errors import DeadlineExceeded, InvalidArgument, Malformed, NoDevice, NotSupported
 
-__all__ = ["empty", "install", "load", "recv", "send", "token"]
+__all__ = ["empty", "install", "load", "pool", "pool_statistics", "recv", "send", "token", "trim_pool"]
 
 _MAGIC = b"FT\x01"
 _HEADER = _struct.Struct("<3sBBBh")
@@ -249,3 +249,63 @@ def install():
     """
     for kind in {_torch.Tensor, _torch.nn.Parameter, *_torch._tensor_classes}:
         _ForkingPickler.register(kind, _reduce)
+
+
+_pool_allocator = None
+
+
+class pool:
+    """Allocates the CUDA tensors of its block in memory that other processes can map.
+
+    Such memory is of shareable handles, and all devices that reach the tensor's device may access it.
+    PyTorch caches blocks of it as of its own memory, in a pool apart; CUDA graphs may use it::
+
+        with fabricast.torch.pool():
+            weights = torch.empty(4096, 4096, device="cuda")
+
+    One object can be used for several blocks, one after the other. PyTorch gives its memory back when
+    the object and all its tensors are gone.
+    """
+
+    def __init__(self):
+        global _pool_allocator
+        if not _torch.cuda.is_available():
+            cause = "there is no CUDA device. fabricast.torch.empty allocates memory of the host"
+            raise NoDevice(f"make pool failed: {cause}", "make pool")
+        if not hasattr(_torch.cuda, "MemPool"):
+            cause = f"PyTorch {_torch.__version__} has no torch.cuda.MemPool; 2.5 or newer has"
+            raise NotSupported(f"make pool failed: {cause}", "make pool")
+        if _pool_allocator is None:
+            _pool_allocator = _torch.cuda.memory.CUDAPluggableAllocator(
+                _native.__file__, "fabricast_torch_malloc", "fabricast_torch_free"
+            )
+        self._pool = _torch.cuda.MemPool(_pool_allocator.allocator())
+        self._used = []
+
+    def __enter__(self):
+        used = _torch.cuda.use_mem_pool(self._pool)
+        used.__enter__()
+        self._used.append(used)
+        return self
+
+    def __exit__(self, *exception):
+        return self._used.pop().__exit__(*exception)
+
+
+def _device_number(device):
+    number = _torch.device(device if device is not None else "cuda").index
+    return _torch.cuda.current_device() if number is None else number
+
+
+def pool_statistics(device=None):
+    """Bytes of the memory below all `pool` objects of a device, and events so far.
+
+    `reserved` is what the device gave, `allocated` what PyTorch has of it, `waiting` what streams may
+    still use.
+    """
+    return _native._pool_statistics(_device_number(device))
+
+
+def trim_pool(device=None):
+    """Gives unused memory of the device back, that PyTorch has given back before."""
+    _native._trim_pool(_device_number(device))

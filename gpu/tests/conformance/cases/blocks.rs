@@ -264,7 +264,7 @@ pub fn blocks_are_copied_to_peers_and_the_host(fixture: &Fixture) -> Result<(), 
     for by in ALL {
         let there = other.allocate(to).unwrap();
         Pair::of(fixture, there, device.allocate(from).unwrap()).copy(fixture, &blocks, by);
-        let there = other.allocate_shared(from, &[device]).unwrap();
+        let there = other.allocate_shared(from, &[device.name()]).unwrap();
         Pair::of(fixture, device.allocate(to).unwrap(), there).copy(fixture, &blocks, by);
         // Access cannot be withdrawn, so this uses the other direction, which no case enables.
         let (here, there) = (device.allocate(4096).unwrap(), other.allocate(4096).unwrap());

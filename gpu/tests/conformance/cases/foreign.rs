@@ -234,7 +234,7 @@ pub fn adopted_memory_is_accessible_where_mapped(fixture: &Fixture) -> Result<()
     let other = second(fixture)?;
     let granule = fixture.first.properties().granularity;
     // Mapped for both devices, in the driver's view.
-    let both = fixture.first.allocate_shared(2 * granule, &[other]).unwrap();
+    let both = fixture.first.allocate_shared(2 * granule, &[other.name()]).unwrap();
     fixture.fill(&both.whole(), 1);
     // SAFETY: inside of the memory, mapped for both, which is its own owner and thus kept
     // alive.

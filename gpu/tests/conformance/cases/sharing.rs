@@ -71,7 +71,7 @@ pub fn peer_device_imports_memory(fixture: &Fixture) -> Result<(), Skip> {
     let sum = stream.checksum(&imported.whole(), DEFAULT_TIMEOUT).unwrap();
     assert_eq!(sum, fixture.stream.checksum(&memory.whole(), DEFAULT_TIMEOUT).unwrap());
     // Memory that was allocated for both needs no import.
-    let both = fixture.first.allocate_shared(LENGTH, &[other]).unwrap();
+    let both = fixture.first.allocate_shared(LENGTH, &[other.name()]).unwrap();
     stream.copy(&both.whole(), &theirs.whole()).unwrap();
     stream.synchronize(DEFAULT_TIMEOUT).unwrap();
     fixture.check(&both.whole(), 1);

@@ -1,0 +1,442 @@
+"""The package for Python with tensors of CUDA devices.
+
+    python python_tensors.py [--memory plain|expandable|pool] [--measure] [PART...]
+
+Needs PyTorch, NumPy and the package on the path. Each part prints its name and "ok". --memory says of which allocator
+the tensors are that other processes map: cudaMalloc, expandable segments (PYTORCH_CUDA_ALLOC_CONF has to say so, too),
+or fabricast.torch.pool. --measure times sending, in turn with torch.multiprocessing.
+"""
+
+import argparse
+import contextlib
+import gc
+import os
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+
+import numpy
+import torch
+import torch.multiprocessing as multiprocessing
+
+import fabricast
+import fabricast.torch
+from fabricast import errors
+
+PARTS = []
+MEMORY = "plain"
+LAST = "cuda:0"
+
+
+def part(function):
+    PARTS.append(function)
+    return function
+
+
+def exportable():
+    """Allocates tensors as --memory says."""
+    return fabricast.torch.pool() if MEMORY == "pool" else contextlib.nullcontext()
+
+
+class Child:
+    """Another process that runs a function with a connection."""
+
+    def __init__(self, function, *arguments):
+        context = multiprocessing.get_context("spawn")
+        self.connection, there = context.Pipe()
+        self.process = context.Process(target=_child, args=(function, there, *arguments))
+        self.process.start()
+        there.close()
+
+    def ask(self, *words):
+        self.connection.send(words)
+        return self.hear()
+
+    def hear(self):
+        if not self.connection.poll(100):
+            raise TimeoutError("the other process says nothing")
+        heard = self.connection.recv()
+        if isinstance(heard, BaseException):
+            raise heard
+        return heard
+
+    def finish(self):
+        self.process.join(60)
+        assert self.process.exitcode == 0, self.process.exitcode
+
+
+def _child(function, connection, *arguments):
+    try:
+        function(connection, *arguments)
+    except BaseException as error:
+        traceback.print_exc()
+        connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
+        raise
+
+
+@part
+def devices():
+    found = [device["name"] for device in fabricast.info()["devices"]]
+    assert "cuda:0" in found, found
+    print(fabricast.info()["devices"][0])
+
+
+@part
+def topics():
+    with tempfile.TemporaryDirectory() as directory, fabricast.Node(directory) as node:
+        topic = node.topic("tensors", memory=LAST, largest=1 << 24)
+        with topic.publisher() as publisher, topic.subscriber() as subscriber:
+            whole = torch.arange(1 << 20, dtype=torch.float32, device=LAST).reshape(1024, 1024)
+            for sent in (whole, whole.T, whole[::2, 1::3], whole[5], whole.to(torch.bfloat16), whole.cpu()):
+                publisher.publish(sent)
+                sample = subscriber.pull()
+                assert sample.array.device == LAST and sample.array.readonly
+                received = torch.from_dlpack(sample.array)
+                assert received.device == torch.device(LAST), received.device
+                assert torch.equal(received, sent.to(LAST))
+                assert sample.array.tobytes() == sent.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+                del received
+                sample.release()
+            # A stream of the framework still reads the message when it is given up.
+            stream = torch.cuda.Stream(LAST)
+            for number in range(50):
+                publisher.publish(whole + number)
+                with torch.cuda.stream(stream):
+                    received = torch.from_dlpack(subscriber.pull().array)
+                    for _ in range(20):
+                        total = received.double().sum()
+                    del received
+                assert total.item() == (whole + number).double().sum().item()
+            # Written in place, on a stream.
+            with publisher.loan((1024,), torch.float32) as loan:
+                with torch.cuda.stream(stream):
+                    torch.from_dlpack(loan.array).fill_(7)
+                gc.collect()
+            assert torch.from_dlpack(subscriber.pull().array).sum().item() == 7168
+            interface = publisher.loan((3, 4), "float32").array.__cuda_array_interface__
+            assert interface["shape"] == (3, 4) and interface["data"][0] % 256 == 0
+
+
+def _writer(connection):
+    received = fabricast.torch.recv(connection)
+    connection.send((tuple(received.shape), received.stride(), str(received.device), received.double().sum().item()))
+    received.fill_(5)
+    torch.cuda.synchronize(received.device)
+    connection.send("written")
+    connection.recv()
+    del received
+
+
+@part
+def views_in_another_process():
+    with exportable():
+        whole = torch.arange(1 << 16, dtype=torch.float32, device=LAST).reshape(256, 256)
+    for view in (whole, whole[3:9], whole[:, ::2], whole.T, whole[7, 9], whole[:0]):
+        whole.copy_(torch.arange(1 << 16, dtype=torch.float32).reshape(256, 256))
+        expected = view.double().sum().item()
+        child = Child(_writer)
+        fabricast.torch.send(view, child.connection)
+        shape, strides, device, total = child.hear()
+        assert (shape, strides, total) == (tuple(view.shape), view.stride(), expected), (shape, strides, total)
+        assert device == LAST, device
+        assert child.hear() == "written"
+        assert view.double().sum().item() == 5 * view.numel()
+        child.connection.send("end")
+        child.finish()
+
+
+def _holder(connection):
+    received = fabricast.torch.recv(connection)
+    before = received.clone()
+    connection.send("received")
+    connection.recv()
+    connection.send(bool(torch.equal(received, before)))
+    del received
+    gc.collect()
+    connection.recv()
+
+
+@part
+def memory_is_kept_while_others_use_it():
+    with exportable():
+        sent = torch.full((1 << 20,), 3.0, device=LAST)
+        torch.cuda.synchronize()
+        child = Child(_holder)
+        fabricast.torch.send(sent, child.connection)
+        assert child.hear() == "received"
+        address = sent.data_ptr()
+        del sent
+        gc.collect()
+        others = [torch.zeros(1 << 20, device=LAST) for _ in range(8)]
+        assert address not in [other.data_ptr() for other in others], "it was used again"
+        assert child.ask("check") is True
+        # The owner hears that it is not used any more.
+        end = time.monotonic() + 20
+        while address not in [other.data_ptr() for other in others]:
+            assert time.monotonic() < end, "it was never released"
+            time.sleep(0.01)
+            others.append(torch.zeros(1 << 20, device=LAST))
+            others = others[-40:]
+        child.connection.send("end")
+        child.finish()
+
+
+def _queue_worker(tasks, results):
+    for tensor in iter(tasks.get, None):
+        tensor.mul_(2)
+        results.put((str(tensor.device), tensor.sum().item()))
+        del tensor
+
+
+@part
+def queues_of_torch():
+    context = multiprocessing.get_context("spawn")
+    fabricast.torch.install()
+    tasks, results = context.Queue(), context.Queue()
+    worker = context.Process(target=_queue_worker, args=(tasks, results))
+    worker.start()
+    with exportable():
+        mine = torch.ones(1000, 1000, device=LAST)
+    for tensor, total in ((mine, 2e6), (mine[::2], 2e6), (torch.ones(5), 10)):
+        torch.cuda.synchronize()
+        tasks.put(tensor)
+        assert results.get(timeout=100) == (str(tensor.device), total)
+    tasks.put(None)
+    worker.join(60)
+    assert worker.exitcode == 0
+
+
+@part
+def pool_of_tensors():
+    kept = fabricast.torch.pool()
+    before = fabricast.torch.pool_statistics(LAST)["allocations"]
+    with kept:
+        tensors = [torch.full((n * 1000 + 1,), float(n), device=LAST) for n in range(200)]
+        large = torch.empty(300 << 20, dtype=torch.uint8, device=LAST)
+    found = fabricast.torch.pool_statistics(LAST)
+    print(found)
+    assert found["allocations"] > before and found["allocated"] >= 300 << 20
+    outside = torch.ones(10, device=LAST)
+    assert all(tensor.eq(n).all().item() for n, tensor in enumerate(tensors))
+    # A graph whose tensors are of the pool.
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(LAST)
+    with kept:
+        static = torch.zeros(1000, device=LAST)
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            result = (static * 2 + 1).sum()
+    stream.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        result = (static * 2 + 1).sum()
+    static.fill_(4)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert result.item() == 9000
+    del tensors, large, static, kept, outside, graph, result
+    gc.collect()
+    torch.cuda.empty_cache()
+    fabricast.torch.trim_pool(LAST)
+    print(fabricast.torch.pool_statistics(LAST))
+
+
+def _agent_peer(connection, directory, device):
+    agent = fabricast.Agent("peer", directory=directory)
+    inbox = torch.zeros(1 << 20, device=device)
+    region = agent.register(inbox, read=True, write=True)
+    connection.send((agent.card, region.descriptor))
+    event = agent.next_event(timeout=60)
+    while event.kind != "notice":
+        event = agent.next_event(timeout=60)
+    torch.cuda.synchronize()
+    connection.send((event.tag, inbox.double().sum().item()))
+    connection.recv()
+    region.close()
+    agent.close()
+
+
+@part
+def agents():
+    other = "cuda:1" if torch.cuda.device_count() > 1 else "cuda:0"
+    with tempfile.TemporaryDirectory() as directory:
+        child = Child(_agent_peer, directory, other)
+        card, descriptor = child.hear()
+        with fabricast.Agent("here", directory=directory) as agent:
+            with exportable():
+                outbox = torch.full((1 << 20,), 2.0, device="cuda:0")
+            torch.cuda.synchronize()
+            route = agent.join(agent.connect(card), descriptor, agent.register(outbox))
+            print(route, route.fallback)
+            agent.put(route, notice=(9, b"")).wait()
+            assert child.hear() == (9, 2.0 * (1 << 20))
+            child.connection.send("end")
+            child.finish()
+
+
+@part
+def devices_read_each_other():
+    if torch.cuda.device_count() < 2:
+        print("skipped: one GPU")
+        return
+    child = Child(_reader_on_other_device)
+    with exportable():
+        sent = torch.arange(1 << 26, dtype=torch.float32, device="cuda:0")
+    torch.cuda.synchronize()
+    fabricast.torch.send(sent, child.connection)
+    device, total, rate, raw = child.hear()
+    assert device == "cuda:0" and total == sent.double().sum().item(), (device, total)
+    print(f"GPU 1 reads the tensor of GPU 0 at {rate:.1f} GB/s, a raw peer copy {raw:.1f} GB/s: {rate / raw:.3f}")
+    child.connection.send("end")
+    child.finish()
+
+
+def _reader_on_other_device(connection):
+    torch.cuda.set_device(1)
+    received = fabricast.torch.recv(connection)
+    here = torch.empty(received.shape, device="cuda:1")
+    own = torch.empty(received.shape, device="cuda:0")
+
+    def rate(source):
+        times = []
+        for _ in range(12):
+            torch.cuda.synchronize(0)
+            torch.cuda.synchronize(1)
+            start = time.perf_counter()
+            here.copy_(source)
+            torch.cuda.synchronize(1)
+            torch.cuda.synchronize(0)
+            times.append(time.perf_counter() - start)
+        return received.numel() * 4 / statistics.median(times[2:]) / 1e9
+
+    raw, mapped = rate(own), rate(received)
+    here.copy_(received)
+    connection.send((str(received.device), here.double().sum().item(), mapped, raw))
+    connection.recv()
+    # Both may write.
+    received[:5].copy_(torch.zeros(5, device="cuda:1"))
+    torch.cuda.synchronize(0)
+
+
+@part
+def errors_are_clear():
+    message = fabricast.torch.token(torch.ones(3, device=LAST)) if MEMORY != "plain" else None
+    if message is not None:
+        assert torch.equal(fabricast.torch.load(message).cpu(), torch.ones(3))
+    for wrong in (torch.ones(3, device=LAST).to_sparse(), torch.ones(3, device=LAST, requires_grad=True) * 2):
+        try:
+            fabricast.torch.token(wrong)
+            raise AssertionError("accepted")
+        except errors.InvalidArgument:
+            pass
+
+
+# ------------------------------------------------------------------ measurements
+
+
+def _echo(connection, way, there, back):
+    if way == "ours":
+        fabricast.torch.install()
+    for tensor in iter(there.get, None):
+        tensor.view(-1)[:1].add_(1)
+        torch.cuda.synchronize()
+        back.put(tensor.data_ptr() % 2)
+        del tensor
+
+
+def _echo_by_pipe(connection):
+    while connection.recv_bytes(16) != b"end":
+        tensor = fabricast.torch.recv(connection)
+        tensor.view(-1)[:1].add_(1)
+        torch.cuda.synchronize()
+        connection.send_bytes(b"done")
+        del tensor
+
+
+def measure():
+    """Put, touched by the other process, replied: medians in microseconds."""
+    context = multiprocessing.get_context("spawn")
+    from multiprocessing.reduction import ForkingPickler
+
+    plain_reducers = dict(ForkingPickler._extra_reducers)
+    fabricast.torch.install()
+    own_reducers = dict(ForkingPickler._extra_reducers)
+
+    def use(reducers):
+        ForkingPickler._extra_reducers.clear()
+        ForkingPickler._extra_reducers.update(reducers)
+
+    queues = {}
+    for way in ("torch", "ours"):
+        there, back = context.Queue(), context.Queue()
+        use(plain_reducers)
+        process = context.Process(target=_echo, args=(None, way, there, back))
+        process.start()
+        queues[way] = (there, back, process)
+    pipe = Child(_echo_by_pipe)
+    for size in (4 << 20, 64 << 20, 1 << 30):
+        with exportable():
+            tensor = torch.ones(size // 4, device="cuda:0")
+        ordinary = torch.ones(size // 4, device="cuda:0")
+        torch.cuda.synchronize()
+        times = {"torch": [], "ours": [], "send": []}
+        for number in range(60):
+            for way in ("torch", "ours"):
+                use(plain_reducers if way == "torch" else own_reducers)
+                there, back, _ = queues[way]
+                start = time.perf_counter()
+                there.put(ordinary if way == "torch" else tensor)
+                back.get(timeout=100)
+                times[way].append(time.perf_counter() - start)
+            start = time.perf_counter()
+            pipe.connection.send_bytes(b"next")
+            fabricast.torch.send(tensor, pipe.connection)
+            pipe.connection.recv_bytes(16)
+            times["send"].append(time.perf_counter() - start)
+        medians = {way: 1e6 * statistics.median(all_times[10:]) for way, all_times in times.items()}
+        print(
+            f"{size >> 20} MiB: torch.multiprocessing {medians['torch']:.0f} us, with fabricast.torch.install "
+            f"{medians['ours']:.0f} us, fabricast.torch.send {medians['send']:.0f} us: "
+            f"{medians['torch'] / medians['send']:.1f} times as fast"
+        )
+        del tensor, ordinary
+    use(plain_reducers)
+    for there, _, process in queues.values():
+        there.put(None)
+        process.join(60)
+    pipe.connection.send_bytes(b"end")
+    pipe.finish()
+
+
+def main():
+    global MEMORY, LAST
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--memory", choices=("plain", "expandable", "pool"), default="plain")
+    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("parts", nargs="*")
+    options = parser.parse_args()
+    MEMORY = options.memory
+    LAST = f"cuda:{torch.cuda.device_count() - 1}"
+    torch.cuda.set_device(LAST)
+    print(f"PyTorch {torch.__version__}, NumPy {numpy.__version__}, {MEMORY}, {LAST}")
+    failed = []
+    os.environ["FABRICAST_DIRECTORY"] = tempfile.mkdtemp()
+    for function in PARTS:
+        if options.parts and function.__name__ not in options.parts:
+            continue
+        start = time.monotonic()
+        try:
+            function()
+            print(f"{function.__name__}: ok, {time.monotonic() - start:.1f} s", flush=True)
+        except BaseException:
+            traceback.print_exc()
+            failed.append(function.__name__)
+            print(f"{function.__name__}: FAILED", flush=True)
+    if options.measure:
+        measure()
+    if failed:
+        sys.exit(f"failed: {' '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
