@@ -124,8 +124,7 @@ impl BlockAllocator {
             let neighbour = if is_behind { behind } else { before };
             if neighbour != NONE && self.records[neighbour as usize].is_free {
                 self.take_out(neighbour);
-                let (low, high) =
-                    if is_behind { (record, neighbour) } else { (neighbour, record) };
+                let (low, high) = if is_behind { (record, neighbour) } else { (neighbour, record) };
                 record = self.merge(low, high);
             }
         }

@@ -94,8 +94,9 @@ impl Pool {
         let others = (0..Device::count(name.implementation).unwrap_or(0))
             .map(|number| DeviceName { number, ..name })
             .filter(|other| *other != name);
-        let is_peer =
-            |other: &DeviceName| matches!(device.peer_access_to(*other), Ok(PeerAccess::Direct { .. }));
+        let is_peer = |other: &DeviceName| {
+            matches!(device.peer_access_to(*other), Ok(PeerAccess::Direct { .. }))
+        };
         Self {
             device: device.clone(),
             peers: others.filter(is_peer).collect(),
@@ -178,12 +179,13 @@ impl Pool {
         locked(&self.state).statistics
     }
 
-    /// Is this an address in memory of the pool?
+    /// The memory of the device that contains this address; None if it is not of the pool. It is in
+    /// one piece, and exists as long as blocks of it are in use.
     #[must_use]
-    pub fn contains(&self, address: u64) -> bool {
+    pub fn segment(&self, address: u64) -> Option<Memory> {
         let state = locked(&self.state);
-        let found = state.segments.range(..=address).next_back();
-        found.is_some_and(|(start, memory)| address - start < memory.length())
+        let (start, memory) = state.segments.range(..=address).next_back()?;
+        (address - start < memory.length()).then(|| memory.clone())
     }
 
     /// Frees blocks whose work is done.
@@ -220,7 +222,8 @@ impl Pool {
                 Err(error) if is_exhausted(&error) => error,
                 grown => {
                     grown?;
-                    let missing = || Error::new(ALLOCATE, ErrorKind::Other, "no block in the segment");
+                    let missing =
+                        || Error::new(ALLOCATE, ErrorKind::Other, "no block in the segment");
                     return state.take(length).ok_or_else(missing);
                 }
             };
@@ -358,7 +361,8 @@ mod tests {
         let point = || Some(stream.point().unwrap());
         let large = pool.allocate(3 * SEGMENT_LENGTH, 1).unwrap();
         let small: Vec<_> = (0..10).map(|_| pool.allocate(MEBI, 1).unwrap()).collect();
-        assert!(pool.contains(large + 5) && pool.contains(small[9]) && !pool.contains(0));
+        assert_eq!(pool.segment(large + 5).unwrap().address(), large);
+        assert!(pool.segment(small[9]).is_some() && pool.segment(0).is_none());
         assert_eq!(pool.statistics().reserved, 4 * SEGMENT_LENGTH);
         pool.free(large, 1, point());
         stream.synchronize(LONGEST_WAIT).unwrap();

@@ -3,10 +3,11 @@
 //! Only descriptors (or 64 bytes) are sent: no path, no process id, no capability. So it works
 //! across containers too.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use gpu::{Device, DeviceName, Importer, LegacyHandle, Memory, Slice, Uuid, WeakMemory};
 use ipc::{ForkGeneration, PerProcess};
@@ -44,11 +45,12 @@ pub(crate) const PIECES_PER_MESSAGE: usize = ipc::channel::MAX_DESCRIPTORS;
 #[derive(Debug)]
 pub struct SharedBuffer {
     buffer: Buffer,
-    /// Exported once, because drivers are slow at it; empty for memory of more pieces than a
+    /// Exported once, because drivers are slow at it; not kept for memory of more pieces than a
     /// message has.
-    descriptors: Vec<OwnedFd>,
+    descriptors: OnceLock<Vec<OwnedFd>>,
     metadata: HandleMetadata,
     fork_generation: ForkGeneration,
+    _owner: Option<Box<dyn fmt::Debug + Send + Sync>>,
 }
 
 impl SharedBuffer {
@@ -58,7 +60,7 @@ impl SharedBuffer {
     /// [`OutOfBounds`](ErrorKind::OutOfBounds) if the tensor reaches beyond the memory;
     /// [`Failed`](ErrorKind::Failed) for memory that cannot be exported.
     pub fn new(buffer: impl Into<Buffer>, tensor: &Tensor) -> Result<Self> {
-        Self::with_rights(buffer.into(), tensor, Rights::ALL)
+        Self::exported(buffer.into(), tensor, Rights::ALL)
     }
 
     /// As [`new`](Self::new), for receivers that only read: they cannot write to memory of the host,
@@ -67,10 +69,39 @@ impl SharedBuffer {
     /// # Errors
     /// As for [`new`](Self::new).
     pub fn read_only(buffer: impl Into<Buffer>, tensor: &Tensor) -> Result<Self> {
-        Self::with_rights(buffer.into(), tensor, Rights::READ)
+        Self::exported(buffer.into(), tensor, Rights::READ)
     }
 
-    fn with_rights(buffer: Buffer, tensor: &Tensor, rights: Rights) -> Result<Self> {
+    /// Shares a block of memory from which an allocator serves many: receivers map it once for all
+    /// shares with this identity, which is random, and belongs to this memory as long as it exists.
+    /// It is exported when the first receiver needs it. `owner` keeps the block.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn of_pool(
+        memory: &Memory,
+        tensor: &Tensor,
+        identity: [u8; 16],
+        owner: impl fmt::Debug + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let mut shared = Self::described(memory.into(), tensor, Rights::ALL, identity)?;
+        shared._owner = Some(Box::new(owner));
+        Ok(shared)
+    }
+
+    fn exported(buffer: Buffer, tensor: &Tensor, rights: Rights) -> Result<Self> {
+        let shared = Self::described(buffer, tensor, rights, random(SHARE)?)?;
+        // Memory that cannot be exported is refused now.
+        shared.descriptors(0, 1)?;
+        Ok(shared)
+    }
+
+    fn described(
+        buffer: Buffer,
+        tensor: &Tensor,
+        rights: Rights,
+        identity: [u8; 16],
+    ) -> Result<Self> {
         let (device, handle_type) = match &buffer {
             Buffer::Host(host) => {
                 let (pieces, offset) = (vec![host.length()], 0);
@@ -90,7 +121,7 @@ impl SharedBuffer {
         };
         tensor.check(SHARE, length)?;
         let metadata = HandleMetadata {
-            identity: random(SHARE)?,
+            identity,
             device,
             length,
             is_read_only: !rights.write,
@@ -98,11 +129,8 @@ impl SharedBuffer {
             tensor: tensor.clone(),
         };
         let fork_generation = ForkGeneration::current();
-        let mut shared = Self { buffer, descriptors: Vec::new(), metadata, fork_generation };
-        if shared.metadata.pieces() <= PIECES_PER_MESSAGE {
-            shared.descriptors = shared.export(0, PIECES_PER_MESSAGE)?;
-        }
-        Ok(shared)
+        let descriptors = OnceLock::new();
+        Ok(Self { buffer, descriptors, metadata, fork_generation, _owner: None })
     }
 
     /// The metadata of its handles.
@@ -124,12 +152,18 @@ impl SharedBuffer {
 
     /// Descriptors of at most `count` pieces, from this one on.
     pub(crate) fn descriptors(&self, first: usize, count: usize) -> Result<Vec<OwnedFd>> {
-        let operation = "make handle";
-        if self.descriptors.is_empty() {
+        if self.metadata.pieces() > PIECES_PER_MESSAGE {
             return self.export(first, count);
         }
-        let kept = self.descriptors.iter().skip(first).take(count);
-        kept.map(|descriptor| descriptor.try_clone().map_err(failed(operation))).collect()
+        let kept = match self.descriptors.get() {
+            Some(kept) => kept,
+            None => {
+                let exported = self.export(0, PIECES_PER_MESSAGE)?;
+                self.descriptors.get_or_init(|| exported)
+            }
+        };
+        let kept = kept.iter().skip(first).take(count);
+        kept.map(|descriptor| descriptor.try_clone().map_err(failed("make handle"))).collect()
     }
 
     fn export(&self, first: usize, count: usize) -> Result<Vec<OwnedFd>> {
@@ -235,13 +269,27 @@ impl OpenedBuffer {
 #[derive(Debug)]
 pub struct Opener {
     mapped: Mutex<HashMap<Key, Mapped>>,
+    kept: Arc<Mutex<Kept>>,
     fork_generation: ForkGeneration,
 }
 
 impl Default for Opener {
     fn default() -> Self {
-        Self { mapped: Mutex::default(), fork_generation: ForkGeneration::current() }
+        Self {
+            mapped: Mutex::default(),
+            kept: Arc::default(),
+            fork_generation: ForkGeneration::current(),
+        }
     }
+}
+
+/// Mappings that are kept although they may be unused.
+#[derive(Debug, Default)]
+struct Kept {
+    /// Until when, ascending.
+    mappings: VecDeque<(Instant, Memory)>,
+    /// Does a thread drop them?
+    has_thread: bool,
 }
 
 /// Identity of the memory, and the device that it is mapped for; None for the host.
@@ -275,6 +323,10 @@ impl WeakBuffer {
     }
 }
 
+/// How long a mapping is kept after the last opening.
+const KEPT_FOR: Duration = Duration::from_secs(2);
+/// Of this many memories at most.
+const MAX_KEPT: usize = 256;
 /// Above this number of entries, those whose memory is gone are removed.
 const SWEEP_ABOVE: usize = 64;
 
@@ -313,6 +365,28 @@ impl Opener {
             let next = descriptors.next().map(OwnedFd::try_clone);
             next.ok_or("a piece is missing").map_err(failed(OPEN))?.map_err(failed(OPEN))
         })
+    }
+
+    /// Keeps the mapping of a device's memory for some seconds, since mapping takes milliseconds: for
+    /// memory that allocators use again and again. Its owner cannot give the memory back meanwhile.
+    pub(crate) fn keep(&self, opened: &OpenedBuffer) {
+        let Some(memory) = opened.memory() else { return };
+        let end = Instant::now() + KEPT_FOR;
+        let mut kept = lock(&self.kept);
+        let is_same = |it: &(Instant, Memory)| it.1.identity() == memory.identity();
+        kept.mappings.retain(|mapping| !is_same(mapping));
+        kept.mappings.push_back((end, memory.clone()));
+        if kept.mappings.len() > MAX_KEPT {
+            kept.mappings.pop_front();
+        }
+        if !kept.has_thread {
+            let shared = Arc::clone(&self.kept);
+            kept.has_thread =
+                threads::spawn("fabricast-unmap", move || drop_expired(&shared)).is_ok();
+        }
+        if !kept.has_thread {
+            kept.mappings.clear();
+        }
     }
 
     /// As [`open`](Self::open), with descriptors that arrive one by one; none is requested for
@@ -386,6 +460,23 @@ pub(crate) fn check_device(
     Err(Error::new(operation, ErrorKind::WrongMemory, detail))
 }
 
+/// Drops mappings whose time is over, until none is left.
+fn drop_expired(kept: &Mutex<Kept>) {
+    loop {
+        std::thread::sleep(KEPT_FOR / 4);
+        let now = Instant::now();
+        let mut guard = lock(kept);
+        let expired = guard.mappings.iter().take_while(|(end, _)| *end <= now).count();
+        let expired: Vec<_> = guard.mappings.drain(..expired).collect();
+        if guard.mappings.is_empty() {
+            guard.has_thread = false;
+            return;
+        }
+        drop(guard);
+        drop(expired);
+    }
+}
+
 /// The buffer that is mapped under this key.
 fn mapped_as(
     mapped: &HashMap<Key, Mapped>,
@@ -395,7 +486,8 @@ fn mapped_as(
     let Some(entry) = mapped.get(&key) else { return Ok(None) };
     let Some(buffer) = entry.buffer.upgrade() else { return Ok(None) };
     // The tensor may differ; the memory may not.
-    let is_same = HandleMetadata { tensor: metadata.tensor.clone(), ..entry.metadata.clone() } == *metadata;
+    let is_same =
+        HandleMetadata { tensor: metadata.tensor.clone(), ..entry.metadata.clone() } == *metadata;
     if is_same {
         return Ok(Some(buffer));
     }

@@ -84,7 +84,8 @@ impl ElementType {
     /// DLPack does not define.
     #[must_use]
     pub fn new(code: u8, bits: u8, lanes: u16) -> Option<Self> {
-        let is_known = code <= MAX_CODE && (1..=128).contains(&bits) && (1..=MAX_LANES).contains(&lanes);
+        let is_known =
+            code <= MAX_CODE && (1..=128).contains(&bits) && (1..=MAX_LANES).contains(&lanes);
         is_known.then_some(Self { code, bits, lanes })
     }
 

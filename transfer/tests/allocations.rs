@@ -118,9 +118,8 @@ fn transfers_allocate_nothing() {
     let device = Device::open("emulated:0".parse().unwrap()).unwrap();
     let next = Device::open("emulated:1".parse().unwrap()).unwrap();
     // Within a process, memory has to be accessible by both devices.
-    let on = |first: &Device, second: &Device| {
-        first.allocate_shared(LENGTH, &[second.name()]).unwrap()
-    };
+    let on =
+        |first: &Device, second: &Device| first.allocate_shared(LENGTH, &[second.name()]).unwrap();
     let host = || HostBuffer::new(LENGTH).unwrap();
     for (what, mut two) in [
         ("device to device", Two::joined(on(&device, &next), on(&next, &device))),

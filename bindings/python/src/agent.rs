@@ -43,7 +43,7 @@ pub(crate) struct PyAgent {
 /// An agent of its own, or that of a group.
 #[derive(Debug)]
 enum Access {
-    Own(Exclusive<Agent>),
+    Own(Box<Exclusive<Agent>>),
     OfGroup(Arc<Exclusive<Group>>),
 }
 
@@ -296,7 +296,7 @@ impl PyAgent {
             }
             Ok::<_, Failure>(Agent::start(options)?)
         })?;
-        Ok(Self { agent: Arc::new(Access::Own(Exclusive::new("agent", agent))) })
+        Ok(Self { agent: Arc::new(Access::Own(Box::new(Exclusive::new("agent", agent)))) })
     }
 
     /// How peers reach it, and its published regions: bytes to be sent to them by any means.

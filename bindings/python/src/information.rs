@@ -33,8 +33,7 @@ fn devices() -> (Vec<Value>, Vec<String>) {
 
 /// Providers of libfabric, or why there are none.
 fn providers() -> std::result::Result<Vec<Value>, String> {
-    let offers =
-        Query::new(EndpointKind::Rdm).offers().map_err(|error| error.to_string())?;
+    let offers = Query::new(EndpointKind::Rdm).offers().map_err(|error| error.to_string())?;
     let mut all: Vec<Value> = Vec::new();
     for offer in &offers {
         let found = offer.capabilities();

@@ -1,8 +1,8 @@
 //! The module `fabricast._native`: what the package `fabricast` for Python is made of.
 //!
 //! Modules, each importing only those before it: `data_type`, `layout`, `failure`, `waits`,
-//! `exclusive`, `array`, `streams`, `kept`, `memory`, `shared`, `agent`, `publisher`, `subscriber`, `topic`, `node`,
-//! `group`, `information`, `log`, `torch_allocator`.
+//! `exclusive`, `array`, `streams`, `kept`, `memory`, `torch_allocator`, `shared`, `agent`, `publisher`, `subscriber`, `topic`, `node`,
+//! `group`, `information`, `log`.
 
 mod agent;
 mod array;

@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use crossbeam_channel::{Receiver, Sender};
 use pyo3::prelude::*;
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -114,8 +114,5 @@ pub(crate) fn _start_log(level: u32) -> Result<()> {
 #[pyfunction]
 pub(crate) fn _next_record(py: Python<'_>) -> Option<Record> {
     let records = RECORDS.get()?;
-    match py.detach(|| records.recv_timeout(SLICE)) {
-        Ok(record) => Some(record),
-        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-    }
+    py.detach(|| records.recv_timeout(SLICE)).ok()
 }

@@ -94,8 +94,8 @@ fn header(
 /// Publishes a loan, on the streams that write it.
 fn publish(py: Python<'_>, loan: Loan, streams: &UsingStreams, timeout: Timeout) -> Result<PySent> {
     let stream = match loan.device() {
-        Some(device) => streams.joined(device)?,
-        None => None,
+        Some(device) if !streams.are_done(device)? => streams.joined(device)?,
+        _ => None,
     };
     let mut next = Some(loan);
     let cause = || "no room for the message".to_owned();

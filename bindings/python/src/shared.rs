@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use gpu::{DEFAULT_TIMEOUT, Device, DeviceName, Point};
 use pubsub::{MemoryLocation, NodeOptions};
@@ -17,10 +18,13 @@ use crate::kept::Kept;
 use crate::layout::Layout;
 use crate::memory::{OwnMemory, address_of, find};
 use crate::streams::UsingStreams;
+use crate::torch_allocator::{PoolMemory, find_in_pool};
 use crate::waits::{Timeout, interruptibly};
 
 const SHARE: &str = "share memory";
 const OPEN: &str = "open shared memory";
+/// An opening that takes longer can be interrupted.
+const SHORT: Duration = Duration::from_millis(50);
 
 /// Memory that this process shares. Other processes open it by the token, until this is closed and
 /// deleted; those that have opened it keep it.
@@ -126,25 +130,38 @@ fn copied(py: Python<'_>, source: &Source) -> Result<(Buffer, Tensor)> {
     Ok((buffer.into(), tensor))
 }
 
-/// The memory of an array, and where the array is in it.
-fn in_place(py: Python<'_>, source: Source) -> Result<(Buffer, Tensor)> {
+/// Shares the memory of an array.
+fn in_place(py: Python<'_>, source: Source, is_read_only: bool) -> Result<SharedBuffer> {
     let (first, length) = source.extent(SHARE)?;
     let start = source.address().wrapping_add_signed(first);
+    let share = |buffer: Buffer, tensor: &Tensor| {
+        Ok(match is_read_only {
+            true => SharedBuffer::read_only(buffer, tensor),
+            false => SharedBuffer::new(buffer, tensor),
+        }?)
+    };
     if let Some((buffer, offset)) = find(start, length.max(1)) {
         let tensor = tensor_of(&source, offset.wrapping_add_signed(-first))?;
         wait_for_writers(py, &source)?;
-        return Ok((buffer, tensor));
+        return share(buffer, &tensor);
     }
     let SourceDevice::Cuda(number) = source.device() else {
         let cause = "other processes cannot map this memory of the host. Use copy=True, or make the \
                      array in memory of fabricast.allocate";
         return Err(Failure::invalid(SHARE, cause));
     };
-    let tensor = tensor_of(&source, first.unsigned_abs())?;
     wait_for_writers(py, &source)?;
+    if let Some(PoolMemory { memory, identity }) = find_in_pool(number, start, length)
+        && !is_read_only
+    {
+        let tensor = tensor_of(&source, source.address() - memory.address())?;
+        return Ok(SharedBuffer::of_pool(&memory, &tensor, identity, Kept::new(source))?);
+    }
+    let tensor = tensor_of(&source, first.unsigned_abs())?;
     let device = Device::open(DeviceName::cuda(number))?;
     // SAFETY: the memory of the source, which is kept as long as it is used.
-    Ok((unsafe { device.adopt(start, length, Kept::new(source)) }?.into(), tensor))
+    let memory = unsafe { device.adopt(start, length, Kept::new(source)) }?;
+    py.detach(|| share(memory.into(), &tensor))
 }
 
 /// Waits for the work that writes an array: receivers read it on streams of their own.
@@ -152,6 +169,9 @@ fn wait_for_writers(py: Python<'_>, source: &Source) -> Result<()> {
     let SourceDevice::Cuda(number) = source.device() else { return Ok(()) };
     // The default stream waits for the stream of the producer, as DLPack demands.
     let stream = Device::open(DeviceName::cuda(number))?.default_stream()?;
+    if stream.is_done()? {
+        return Ok(());
+    }
     py.detach(|| Ok(stream.synchronize(DEFAULT_TIMEOUT)?))
 }
 
@@ -184,18 +204,18 @@ pub(crate) fn share(
 ) -> Result<PyShared> {
     let source = Source::of(SHARE, array)?;
     let readonly = readonly || (source.is_read_only() && !copy);
-    let (buffer, tensor) = match copy || source.length() == 0 {
-        true => copied(py, &source)?,
-        false => in_place(py, source)?,
+    let shared = match copy || source.length() == 0 {
+        true => {
+            let (buffer, tensor) = copied(py, &source)?;
+            match readonly {
+                true => SharedBuffer::read_only(buffer, &tensor)?,
+                false => SharedBuffer::new(buffer, &tensor)?,
+            }
+        }
+        false => in_place(py, source, readonly)?,
     };
     let directory = directory_or_default(directory);
-    let share = py.detach(|| {
-        let shared = match readonly {
-            true => SharedBuffer::read_only(buffer, &tensor),
-            false => SharedBuffer::new(buffer, &tensor),
-        };
-        transfer::share(&directory, shared?)
-    })?;
+    let share = py.detach(|| transfer::share(&directory, shared))?;
     Ok(PyShared { share: Mutex::new(Some(share)) })
 }
 
@@ -242,6 +262,9 @@ impl Drop for OpenedMemory {
 /// When the work on these streams is done; None if it is.
 fn last_use(opened: &OpenedBuffer, streams: &UsingStreams) -> Option<Point> {
     let device = opened.memory()?.device()?;
+    if streams.are_done(device).unwrap_or(true) {
+        return None;
+    }
     let stream = streams.joined(device).ok()??;
     let point = stream.point().ok()?;
     (!point.is_done().unwrap_or(true)).then_some(point)
@@ -268,10 +291,17 @@ pub(crate) fn open(
         Some(MemoryLocation::Host) | None => None,
     };
     let directory = directory_or_default(directory);
-    let opened = interruptibly(py, OPEN, move || {
+    let open = move |timeout| {
         let device = device.map(Device::open).transpose()?;
         Ok::<_, Failure>(transfer::open(&token, &directory, device.as_ref(), timeout)?)
-    })?;
+    };
+    // Mostly it takes microseconds: without another thread.
+    let opened = match py.detach(|| open(timeout.min(SHORT))) {
+        Err(error) if error.is_of("DeadlineExceeded") && timeout > SHORT => {
+            interruptibly(py, OPEN, move || open(timeout - SHORT))?
+        }
+        opened => opened?,
+    };
     let Tensor { element, shape, strides, .. } = opened.tensor().clone();
     let (code, bits, lanes) = element.codes();
     let described = format!("elements {element:?} in shape {shape:?} with strides {strides:?}");

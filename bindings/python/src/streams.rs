@@ -18,6 +18,18 @@ impl UsingStreams {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(handle);
     }
 
+    /// Is the work on all of them done? Then nothing has to be ordered behind it: even an event costs
+    /// a switch between the processes that use a device.
+    pub(crate) fn are_done(&self, device: DeviceName) -> Result<bool> {
+        let handles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for handle in handles.iter() {
+            if !adopt(device, *handle)?.is_done()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// One stream that waits for the work on all of them; None if there are none.
     pub(crate) fn joined(&self, device: DeviceName) -> Result<Option<Stream>> {
         let handles = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));

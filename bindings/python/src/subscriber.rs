@@ -200,6 +200,9 @@ impl Drop for SampleMemory {
         let sample = self.sample.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let Some(sample) = sample else { return };
         let MemoryLocation::Device(device) = sample.place() else { return };
+        if self.streams.are_done(device).unwrap_or(true) {
+            return;
+        }
         match self.streams.joined(device) {
             // The end of the process, or a device that failed: it is released at once.
             Ok(None) | Err(_) => {}

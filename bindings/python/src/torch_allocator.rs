@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use gpu::{Device, DeviceName, Pool};
+use gpu::{Device, DeviceName, Memory, Pool, WeakMemory};
 use ipc::PerProcess;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -17,6 +17,11 @@ use crate::failure::Result;
 /// The pools of this process, by the numbers of their devices.
 static POOLS: PerProcess<Mutex<HashMap<u32, Arc<Pool>>>> = PerProcess::new();
 
+/// Identities of memories of pools, by device and address.
+static IDENTITIES: PerProcess<Mutex<Identities>> = PerProcess::new();
+
+type Identities = HashMap<(u32, u64), (WeakMemory, [u8; 16])>;
+
 fn pool_of(number: u32) -> gpu::Result<Arc<Pool>> {
     let mut pools = POOLS.get().lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(pool) = pools.get(&number) {
@@ -25,6 +30,34 @@ fn pool_of(number: u32) -> gpu::Result<Arc<Pool>> {
     let pool = Arc::new(Pool::new(&Device::open(DeviceName::cuda(number))?));
     pools.insert(number, Arc::clone(&pool));
     Ok(pool)
+}
+
+/// A memory of a pool, with the identity of its shares.
+pub(crate) struct PoolMemory {
+    pub(crate) memory: Memory,
+    pub(crate) identity: [u8; 16],
+}
+
+/// The memory of a pool that contains these bytes of a device.
+pub(crate) fn find_in_pool(number: u32, address: u64, length: u64) -> Option<PoolMemory> {
+    let pools = POOLS.get().lock().unwrap_or_else(PoisonError::into_inner);
+    let memory = pools.get(&number)?.segment(address)?;
+    drop(pools);
+    if address + length > memory.address() + memory.length() {
+        return None;
+    }
+    let mut identities = IDENTITIES.get().lock().unwrap_or_else(PoisonError::into_inner);
+    let key = (number, memory.address());
+    if let Some((known, identity)) = identities.get(&key)
+        && known.upgrade().is_some_and(|known| known.identity() == memory.identity())
+    {
+        return Some(PoolMemory { memory, identity: *identity });
+    }
+    identities.retain(|_, (known, _)| known.upgrade().is_some());
+    let mut identity = [0; 16];
+    getrandom::fill(&mut identity).ok()?;
+    identities.insert(key, (memory.downgrade(), identity));
+    Some(PoolMemory { memory, identity })
 }
 
 /// Allocates memory for use in the order of a stream. Null without memory: the log has the reason.

@@ -20,6 +20,8 @@ use crate::error::{Error, ErrorKind};
 
 /// Prefix of a socket's name; the agent's identity follows in 32 digits.
 const SOCKET_PREFIX: &str = "agent-";
+/// Prefix of the socket of a process that shares memory, which has no card file.
+const SHARE_PREFIX: &str = "share-";
 const DIGITS: usize = 32;
 /// The card file has the name of the socket and this extension.
 const CARD_EXTENSION: &str = "card";
@@ -135,7 +137,7 @@ pub(super) fn names_in(directory: &Path) -> io::Result<BTreeSet<String>> {
 /// The name of the socket to which an agent's file belongs.
 fn agent_of(name: &str) -> Option<&str> {
     let (socket, end) = name.split_at_checked(SOCKET_PREFIX.len() + DIGITS)?;
-    let digits = socket.strip_prefix(SOCKET_PREFIX)?;
+    let digits = [SOCKET_PREFIX, SHARE_PREFIX].iter().find_map(|it| socket.strip_prefix(it))?;
     let is_identity = digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
         && ["", ".card", ".part"].contains(&end);
     is_identity.then_some(socket)
@@ -234,6 +236,8 @@ mod tests {
         for end in ["", ".card", ".part"] {
             assert_eq!(agent_of(&format!("{socket}{end}")), Some(socket.as_str()));
         }
+        let share = socket.replace("agent-", "share-");
+        assert_eq!(agent_of(&share), Some(share.as_str()));
         let long = format!("{socket}0");
         let dotted = format!("{socket}.card.part");
         let upper = socket.to_uppercase();

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -43,16 +44,18 @@ pub struct ShareClient {
 struct Connection {
     _not_inherited: NotInherited,
     channel: Channel,
+    /// The number of the next memory that is opened.
+    next: AtomicU64,
     /// Memory that is not used any more, of which the service does not know yet.
-    released: Mutex<Vec<[u8; 16]>>,
+    released: Mutex<Vec<u64>>,
 }
 
 impl Connection {
     /// Sends what is not used any more, as far as the service takes it.
     fn send_released(&self) {
         let mut released = lock(&self.released);
-        while let Some(identity) = released.last() {
-            match self.channel.send(&Request::Release(*identity).encode(), &[], Duration::ZERO) {
+        while let Some(number) = released.last() {
+            match self.channel.send(&Request::Release(*number).encode(), &[], Duration::ZERO) {
                 // It is sent with the next request.
                 Err(ChannelError::DeadlineExceeded { .. }) => return,
                 _ => released.pop(),
@@ -65,7 +68,7 @@ impl Connection {
 #[derive(Debug)]
 struct HeldByService {
     connection: Arc<Connection>,
-    identity: [u8; 16],
+    number: u64,
     fork_generation: ForkGeneration,
 }
 
@@ -75,7 +78,7 @@ impl Drop for HeldByService {
     fn drop(&mut self) {
         // A forked child has no connection, and its parent still uses the memory.
         if self.fork_generation.is_current() {
-            lock(&self.connection.released).push(self.identity);
+            lock(&self.connection.released).push(self.number);
             self.connection.send_released();
         }
     }
@@ -160,10 +163,25 @@ impl ShareClient {
         device: Option<&Device>,
         timeout: Duration,
     ) -> Result<OpenedBuffer> {
+        self.open_keeping(name, device, timeout, false)
+    }
+
+    /// As [`open`](Self::open); the mapping is kept for a while if more memory of the kind is
+    /// expected.
+    pub(super) fn open_keeping(
+        &self,
+        name: &str,
+        device: Option<&Device>,
+        timeout: Duration,
+        is_kept: bool,
+    ) -> Result<OpenedBuffer> {
         self.with_connection(name, ipc::deadline(timeout), |connection, end| {
             let mut pieces = self.request_handle(connection, name, end)?;
             let metadata = pieces.metadata.clone();
             let opened = self.opener.open_pieces(&metadata, device, &mut || pieces.next());
+            if is_kept && let Ok(opened) = &opened {
+                self.opener.keep(opened);
+            }
             Ok(opened.map_err(|error| self.with_path(error))?.held(Arc::new(pieces.held)))
         })
     }
@@ -231,8 +249,8 @@ impl ShareClient {
         let peer = channel.credentials().during(CONNECT).map_err(|error| self.with_path(error))?;
         if self.trusted.contains(&peer.user) {
             let _not_inherited = NotInherited::new(&channel);
-            let released = Mutex::default();
-            return Ok(Arc::new(Connection { _not_inherited, channel, released }));
+            let (next, released) = (AtomicU64::new(0), Mutex::default());
+            return Ok(Arc::new(Connection { _not_inherited, channel, next, released }));
         }
         let detail = format!("the service belongs to user {}", peer.user);
         Err(self.with_path(Error::new(CONNECT, ErrorKind::Denied, detail)))
@@ -245,18 +263,19 @@ impl ShareClient {
         name: &str,
         end: Instant,
     ) -> Result<HandlePieces<'a>> {
-        let (reply, descriptors) =
-            self.exchange(connection, &Request::Open(name.to_owned()), end)?;
+        let number = connection.next.fetch_add(1, Ordering::Relaxed);
+        let request = Request::Open(name.to_owned(), number);
+        let (reply, _) = self.exchange(connection, &request, end)?;
         let (kind, detail) = match reply {
             Reply::Handle(bytes) => {
                 let metadata =
                     HandleMetadata::decode(&bytes).map_err(|error| self.with_path(error))?;
                 let held = HeldByService {
                     connection: Arc::clone(connection),
-                    identity: metadata.identity,
+                    number,
                     fork_generation: self.fork_generation,
                 };
-                let received = VecDeque::from(descriptors);
+                let received = VecDeque::new();
                 return Ok(HandlePieces { client: self, metadata, held, received, taken: 0, end });
             }
             Reply::Unknown => (ErrorKind::Unknown, format!("no memory is shared as \"{name}\"")),
@@ -311,7 +330,7 @@ struct HandlePieces<'a> {
 impl HandlePieces<'_> {
     fn next(&mut self) -> Result<OwnedFd> {
         if self.received.is_empty() && self.taken < self.metadata.pieces() {
-            let request = Request::Pieces(self.metadata.identity, self.taken as u32);
+            let request = Request::Pieces(self.held.number, self.taken as u32);
             let (reply, descriptors) =
                 self.client.exchange(&self.held.connection, &request, self.end)?;
             match reply {

@@ -31,7 +31,7 @@ pub use protocol::MAX_NAME_LENGTH;
 /// Maximum of concurrent connections per user that hold no memory.
 const MAX_PER_USER: usize = 16;
 /// Maximum of connections that hold memory.
-const MAX_HOLDING: usize = if cfg!(test) { 8 } else { 4096 };
+const MAX_HOLDING: usize = 4096;
 
 #[derive(Debug)]
 struct State {
@@ -47,8 +47,8 @@ struct Published {
     is_for_one: bool,
 }
 
-/// Memory that a client opened, and how often.
-type Held = HashMap<[u8; 16], (Arc<SharedBuffer>, u32)>;
+/// Memory that a client opened, by the numbers that it gave it.
+type Held = HashMap<u64, Arc<SharedBuffer>>;
 
 /// The requests of all connections. A connection that holds memory is a registered client.
 struct Requests<'a> {
@@ -60,7 +60,7 @@ struct Requests<'a> {
 impl Requests<'_> {
     /// Sends a handle, and holds its memory for the client from now on. False if the client cannot
     /// take it.
-    fn open(&self, channel: &Channel, name: &str, held: &mut Held) -> bool {
+    fn open(&self, channel: &Channel, name: &str, number: u64, held: &mut Held) -> bool {
         let found = lock(&self.state.shared).get(name).cloned();
         let Some(Published { buffer, is_for_one }) = found else {
             return reply(channel, &Reply::Unknown, &[]);
@@ -69,26 +69,22 @@ impl Requests<'_> {
             let cause = format!("{MAX_HOLDING} clients hold memory, the maximum");
             return reply(channel, &Reply::Failed(cause), &[]);
         }
-        let descriptors = match buffer.descriptors(0, PIECES_PER_MESSAGE) {
-            Ok(descriptors) => descriptors,
-            Err(error) => return reply(channel, &Reply::Failed(error.to_string()), &[]),
-        };
-        if !reply(channel, &Reply::Handle(buffer.metadata().encode()), &descriptors) {
+        if !reply(channel, &Reply::Handle(buffer.metadata().encode()), &[]) {
             return false;
         }
         if is_for_one {
             lock(&self.state.shared).remove(name);
         }
-        held.entry(buffer.metadata().identity).or_insert((buffer, 0)).1 += 1;
+        held.insert(number, buffer);
         true
     }
 
     /// Handles a request. False if the client cannot take the reply.
     fn answer(&self, channel: &Channel, request: Request, held: &mut Held) -> bool {
         match request {
-            Request::Open(name) => self.open(channel, &name, held),
-            Request::Pieces(identity, first) => {
-                let Some((buffer, _)) = held.get(&identity) else {
+            Request::Open(name, number) => self.open(channel, &name, number, held),
+            Request::Pieces(number, first) => {
+                let Some(buffer) = held.get(&number) else {
                     return reply(channel, &Reply::Unknown, &[]);
                 };
                 match buffer.descriptors(first as usize, PIECES_PER_MESSAGE) {
@@ -96,8 +92,8 @@ impl Requests<'_> {
                     Err(error) => reply(channel, &Reply::Failed(error.to_string()), &[]),
                 }
             }
-            Request::Release(identity) => {
-                release(held, identity);
+            Request::Release(number) => {
+                held.remove(&number);
                 true
             }
         }
@@ -108,15 +104,6 @@ impl Requests<'_> {
 fn reply(channel: &Channel, reply: &Reply, descriptors: &[OwnedFd]) -> bool {
     let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
     channel.send(&reply.encode(), &descriptors, Duration::ZERO).is_ok()
-}
-
-fn release(held: &mut Held, identity: [u8; 16]) {
-    if let Some((_, count)) = held.get_mut(&identity) {
-        *count -= 1;
-        if *count == 0 {
-            held.remove(&identity);
-        }
-    }
 }
 
 impl Handler for Requests<'_> {

@@ -20,8 +20,7 @@ use crate::wire::{DescriptorFormat, put_length_prefixed};
 
 const OPEN: &str = "open shared memory";
 const SHARE: &str = "share memory";
-const FORMAT: DescriptorFormat =
-    DescriptorFormat { magic: *b"FcTK", version: 1, operation: OPEN };
+const FORMAT: DescriptorFormat = DescriptorFormat { magic: *b"FcTK", version: 1, operation: OPEN };
 /// Prefix of the name of a socket; 32 random digits follow.
 const SOCKET_PREFIX: &str = "share-";
 /// The maximum length of the path of a socket.
@@ -183,10 +182,11 @@ pub fn open(
         let new = || Arc::new(ShareClient::new(&path, &[]));
         Arc::clone(clients.entry(path.clone()).or_insert_with(new))
     };
-    client.open(&name, device, timeout).map_err(|error| match error.kind() {
+    client.open_keeping(&name, device, timeout, true).map_err(|error| match error.kind() {
         ErrorKind::Closed => {
             lock(CLIENTS.get()).remove(&path);
-            let detail = "the process that shared it has ended, or its directory is not visible here";
+            let detail =
+                "the process that shared it has ended, or its directory is not visible here";
             Error::new(OPEN, ErrorKind::Closed, detail).at(&path)
         }
         ErrorKind::Unknown => {

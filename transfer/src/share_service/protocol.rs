@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! client                                service
-//! Open(name)                       ►
-//!                                  ◄    Handle, with the first descriptors
-//! Pieces(identity, first piece)    ►                                          for each further message
+//! Open(name, number)               ►
+//!                                  ◄    Handle                                the service holds it
+//! Pieces(number, first piece)      ►                                          unless it is mapped already
 //!                                  ◄    Pieces, with descriptors
-//!   … uses the memory …                                                       the service holds it
-//! Release(identity)                ►
+//!   … uses the memory …
+//! Release(number)                  ►
 //! ```
 //!
 //! The end of a connection releases all that was opened by it.
@@ -26,20 +26,20 @@ const VERSION: u8 = 2;
 /// A request of a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// The handle of the memory with this name.
-    Open(String),
-    /// Further descriptors of opened memory, from this piece on.
-    Pieces([u8; 16], u32),
+    /// The handle of the memory with this name, which the client gives a number.
+    Open(String, u64),
+    /// Descriptors of opened memory, from this piece on.
+    Pieces(u64, u32),
     /// Opened memory is not used any more. There is no reply.
-    Release([u8; 16]),
+    Release(u64),
 }
 
 /// A reply of the service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Reply {
-    /// The bytes of a [handle](crate::Handle), whose first descriptors are sent with the message.
+    /// The bytes of a [handle](crate::Handle), without its descriptors.
     Handle(Vec<u8>),
-    /// Further descriptors are sent with the message.
+    /// Descriptors are sent with the message.
     Pieces,
     /// No memory is shared under this name.
     Unknown,
@@ -63,7 +63,7 @@ impl Request {
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let is_valid = |request: &Self| match request {
-            Self::Open(name) => is_name(name),
+            Self::Open(name, _) => is_name(name),
             _ => true,
         };
         codec::decode(VERSION, bytes).ok().filter(is_valid)
@@ -87,18 +87,18 @@ mod tests {
 
     #[test]
     fn only_a_valid_name_is_requested() {
-        let open = |name: &str| Request::Open(name.to_owned()).encode();
+        let open = |name: &str| Request::Open(name.to_owned(), 5).encode();
         let decoded = |name: &str| Request::decode(&open(name));
-        assert_eq!(decoded("weights"), Some(Request::Open("weights".to_owned())));
-        assert_eq!(open("weights"), b"\x02\x00\x07weights");
+        assert_eq!(decoded("weights"), Some(Request::Open("weights".to_owned(), 5)));
+        assert_eq!(open("weights"), b"\x02\x00\x07weights\x05");
         assert_eq!(decoded(""), None);
         assert_eq!(decoded(&"x".repeat(MAX_NAME_LENGTH + 1)), None);
-        assert_eq!(Request::decode(b"\x02\x00\x02\xff\xfe"), None, "not UTF-8");
-        assert_eq!(Request::decode(b"\x01\x00\x07weights"), None, "another version");
-        assert_eq!(Request::decode(b"\x02\x00\x07weight"), None, "truncated");
-        assert_eq!(Request::decode(b"\x02\x00\x07weights."), None, "trailing bytes");
+        assert_eq!(Request::decode(b"\x02\x00\x02\xff\xfe\x05"), None, "not UTF-8");
+        assert_eq!(Request::decode(b"\x01\x00\x07weights\x05"), None, "another version");
+        assert_eq!(Request::decode(b"\x02\x00\x07weights"), None, "truncated");
+        assert_eq!(Request::decode(b"\x02\x00\x07weights\x05."), None, "trailing bytes");
         assert_eq!(Request::decode(b"GET / HTTP/1.1"), None);
-        for request in [Request::Pieces([7; 16], 64), Request::Release([9; 16])] {
+        for request in [Request::Pieces(7, 64), Request::Release(9)] {
             assert_eq!(Request::decode(&request.encode()), Some(request));
         }
     }

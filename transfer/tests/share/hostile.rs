@@ -45,8 +45,14 @@ fn garbage_does_not_affect_other_clients() {
         (0..5).map(|_| Channel::connect(&fixture.path(), TIMEOUT).unwrap()).collect();
     let file = File::open("/dev/null").unwrap();
     let long = vec![b'x'; 60_000];
-    let garbage: [&[u8]; 6] =
-        [b"", b"\x01", b"\x02\x00\x07numbers and more", b"GET / HTTP/1.1\r\n\r\n", &[0xff; 300], &long];
+    let garbage: [&[u8]; 6] = [
+        b"",
+        b"\x01",
+        b"\x02\x00\x07numbers and more",
+        b"GET / HTTP/1.1\r\n\r\n",
+        &[0xff; 300],
+        &long,
+    ];
     for bytes in garbage {
         let channel = Channel::connect(&fixture.path(), TIMEOUT).unwrap();
         // Unexpected descriptors are closed.
@@ -89,7 +95,7 @@ fn longest_idle_connection_is_evicted_for_a_new_one() {
 fn client_that_does_not_read_blocks_no_other() {
     let _alone = alone();
     let mut fixture = ServiceFixture::open();
-    let request = b"\x02\x00\x07numbers";
+    let request = b"\x02\x00\x07numbers\x00";
     // Each requests more than it reads, and is disconnected for that.
     let channels: Vec<_> = (0..32)
         .map(|_| {

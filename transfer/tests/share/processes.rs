@@ -119,14 +119,21 @@ fn memory_is_mapped_once() {
     let leak_check = LeakCheck::now(&fixture.device);
     let again: Vec<_> =
         (0..10).map(|_| opener.open(&shared.handle().unwrap(), None).unwrap()).collect();
-    assert!(again.iter().all(|opened| opened.memory().unwrap().address() == first.memory().unwrap().address()));
+    assert!(
+        again
+            .iter()
+            .all(|opened| opened.memory().unwrap().address() == first.memory().unwrap().address())
+    );
     // Nothing more is mapped.
     leak_check.compare(&fixture.device);
     // Another tensor in the same memory shares the mapping.
     let mut handle = shared.handle().unwrap();
     handle.metadata.tensor = Tensor::bytes(100);
     let bytes = opener.open(&handle, None).unwrap();
-    assert_eq!((bytes.memory().unwrap().address(), bytes.slice().unwrap().length()), (first.memory().unwrap().address(), 100));
+    assert_eq!(
+        (bytes.memory().unwrap().address(), bytes.slice().unwrap().length()),
+        (first.memory().unwrap().address(), 100)
+    );
     // Unmapped with its last user, and mapped again on request.
     drop((again, first, bytes, handle));
     before.compare(&fixture.device);

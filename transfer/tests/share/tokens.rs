@@ -88,8 +88,10 @@ fn host_memory_of_another_process_is_opened_by_its_token() {
     let own = transfer::share(&directory.0, host_share()).unwrap();
     let sockets = directory.0.read_dir().unwrap().flatten();
     let is_socket = |name: &str| name.starts_with("share-");
-    let names: Vec<_> =
-        sockets.map(|it| it.file_name().into_string().unwrap()).filter(|it| is_socket(it)).collect();
+    let names: Vec<_> = sockets
+        .map(|it| it.file_name().into_string().unwrap())
+        .filter(|it| is_socket(it))
+        .collect();
     assert_eq!(names.len(), 1, "{names:?}");
     // Also in the same process.
     assert_eq!(directory.open(own.token()).unwrap().tensor(), &tensor());
@@ -299,8 +301,7 @@ fn thousands_of_shares_leave_nothing() {
         for number in 0..count {
             let buffer = HostBuffer::new(4096).unwrap();
             let tensor = Tensor::bytes(4096);
-            let share =
-                transfer::share(&directory.0, SharedBuffer::new(&buffer, &tensor).unwrap());
+            let share = transfer::share(&directory.0, SharedBuffer::new(&buffer, &tensor).unwrap());
             let token = match number % 2 {
                 0 => share.unwrap().for_one_receiver(),
                 _ => share.unwrap().token().to_owned(),

@@ -16,6 +16,8 @@ tensor([[0, 3],
 `install` lets `torch.multiprocessing` carry CUDA tensors in this way, too.
 """
 
+import contextlib as _contextlib
+import select as _select
 import socket as _socket
 import struct as _struct
 from multiprocessing.reduction import ForkingPickler as _ForkingPickler
@@ -97,7 +99,9 @@ def _message(tensor, directory, is_for_one):
     if bare.numel() == 0:
         sizes = [*bare.shape, *bare.stride()]
         return header + _struct.pack(f"<{len(sizes)}q", *sizes), None
-    shared = _fabricast.share(bare, copy=not _is_in_place(bare), directory=directory)
+    # PyTorch exports tensors of the current device only.
+    with _torch.cuda.device(bare.device) if bare.is_cuda else _contextlib.nullcontext():
+        shared = _fabricast.share(bare, copy=not _is_in_place(bare), directory=directory)
     if is_for_one:
         return header + shared.for_one_receiver(), None
     return header + shared.token, shared
@@ -177,7 +181,9 @@ def recv(frm, *, timeout=30.0, directory=None):
     elif isinstance(frm, _socket.socket):
         message = _receive_from_socket(frm, timeout)
     else:
-        if not frm.poll(timeout):
+        waiting = _select.poll()
+        waiting.register(frm.fileno(), _select.POLLIN)
+        if not waiting.poll(None if timeout is None else 1000 * timeout):
             raise DeadlineExceeded(f"receive tensor failed: no message within {timeout} s", "receive tensor")
         message = frm.recv_bytes(_LONGEST_MESSAGE)
     return load(message, timeout=timeout, directory=directory)
