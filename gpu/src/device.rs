@@ -324,6 +324,22 @@ impl Device {
         })
     }
 
+    /// The other devices of its implementation that it accesses directly. Does not open them.
+    ///
+    /// ```
+    /// let device = gpu::Device::open("emulated:0".parse()?)?;
+    /// assert!(device.peers().contains(&"emulated:1".parse()?));
+    /// # Ok::<(), gpu::Error>(())
+    /// ```
+    #[must_use]
+    pub fn peers(&self) -> Vec<DeviceName> {
+        let count = Self::count(self.0.name.implementation).unwrap_or(0);
+        let others = (0..count).map(|number| DeviceName { number, ..self.0.name });
+        let is_peer =
+            |other: &DeviceName| matches!(self.peer_access_to(*other), Ok(PeerAccess::Direct { .. }));
+        others.filter(is_peer).collect()
+    }
+
     /// Enables direct access of this device to another one's cuMemAlloc memory. Without it a
     /// driver copies through the host at a tenth of the speed, without an error; this library
     /// refuses such a copy.
@@ -346,6 +362,27 @@ impl Device {
         self.0.driver.enable_peer(peer.0.name.number).map_err(|error| error.on(self.0.name))?;
         self.0.peers.fetch_or(bit, Ordering::Release);
         Ok(())
+    }
+
+    /// Calls a function while this device is the current one of the thread, as functions of the CUDA
+    /// runtime and of frameworks see it.
+    ///
+    /// ```
+    /// let device = gpu::Device::open("emulated:0".parse()?)?;
+    /// let exported = device.with_context(|| "the framework exports a tensor of this device")?;
+    /// assert!(exported.ends_with("device"));
+    /// # Ok::<(), gpu::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the driver refuses; the function was not called then.
+    pub fn with_context<R>(&self, call: impl FnOnce() -> R) -> Result<R> {
+        let operation = "make device current";
+        let (mut call, mut outcome) = (Some(call), None);
+        self.call(operation, |driver| {
+            driver.with_context(&mut || outcome = call.take().map(|call| call()))
+        })?;
+        outcome.ok_or_else(|| Error::new(operation, ErrorKind::Other, "nothing was called"))
     }
 
     /// The driver's answer, unless the process forked. An error names the device.

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::driver::DeviceDriver;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::lock::locked;
 
 /// A range of another process's allocation.
@@ -72,6 +72,10 @@ impl Table {
     ) -> Result<(u64, u64)> {
         self.acquire(bytes, || {
             let opened = driver.legacy_open(bytes);
+            if opened.is_err() && locked(&OWN_HANDLES).contains(&bytes) {
+                let detail = "it is cudaMalloc memory of this process, which only others open";
+                return Err(Error::new("open legacy handle", ErrorKind::InvalidHandle, detail));
+            }
             let otherwise = || with_other_pid(bytes, std::process::id());
             match opened.is_err().then(otherwise).flatten() {
                 Some(bytes) => driver.legacy_open(bytes).or(opened),
@@ -137,7 +141,6 @@ fn with_other_pid(mut bytes: [u8; 64], own: u32) -> Option<[u8; 64]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::{Error, ErrorKind};
 
     #[test]
     fn only_the_own_process_id_is_replaced() {

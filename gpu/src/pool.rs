@@ -11,7 +11,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::Point;
 use crate::lock::locked;
 use crate::memory::Memory;
-use crate::properties::PeerAccess;
 
 const ALLOCATE: &str = "allocate from pool";
 /// The pool grows by segments of this length, or by one for a longer block alone.
@@ -90,16 +89,9 @@ impl Pool {
     /// An empty pool.
     #[must_use]
     pub fn new(device: &Device) -> Self {
-        let name = device.name();
-        let others = (0..Device::count(name.implementation).unwrap_or(0))
-            .map(|number| DeviceName { number, ..name })
-            .filter(|other| *other != name);
-        let is_peer = |other: &DeviceName| {
-            matches!(device.peer_access_to(*other), Ok(PeerAccess::Direct { .. }))
-        };
         Self {
             device: device.clone(),
-            peers: others.filter(is_peer).collect(),
+            peers: device.peers(),
             max_idle: 8 * SEGMENT_LENGTH,
             state: Mutex::new(State {
                 blocks: BlockAllocator::new(),

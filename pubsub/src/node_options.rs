@@ -1,9 +1,9 @@
 //! Options of a process that joins a node.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use ipc::{Credentials, WaitStrategy};
+use ipc::WaitStrategy;
 
 use crate::budgets::Budgets;
 use crate::network_options::NetworkOptions;
@@ -47,17 +47,7 @@ impl NodeOptions {
     /// Batch systems pass `$XDG_RUNTIME_DIR` on to machines that do not have it.
     #[must_use]
     pub fn default_directory() -> PathBuf {
-        let named = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-        if let Some(directory) = named("FABRICAST_DIRECTORY") {
-            return directory.into();
-        }
-        match named("XDG_RUNTIME_DIR").filter(|directory| Path::new(directory).is_dir()) {
-            Some(directory) => PathBuf::from(directory).join("fabricast"),
-            None => {
-                let user = Credentials::of_this_process().user;
-                std::env::temp_dir().join(format!("fabricast-{user}"))
-            }
-        }
+        transfer::default_directory()
     }
 }
 

@@ -35,9 +35,9 @@ def part(function):
     return function
 
 
-def exportable():
+def exportable(device=None):
     """Allocates tensors as --memory says."""
-    return fabricast.torch.pool() if MEMORY == "pool" else contextlib.nullcontext()
+    return fabricast.torch.pool(device or LAST) if MEMORY == "pool" else contextlib.nullcontext()
 
 
 class Child:
@@ -210,7 +210,7 @@ def queues_of_torch():
 
 @part
 def pool_of_tensors():
-    kept = fabricast.torch.pool()
+    kept = fabricast.torch.pool(LAST)
     before = fabricast.torch.pool_statistics(LAST)["allocations"]
     with kept:
         tensors = [torch.full((n * 1000 + 1,), float(n), device=LAST) for n in range(200)]
@@ -263,7 +263,7 @@ def agents():
         child = Child(_agent_peer, directory, other)
         card, descriptor = child.hear()
         with fabricast.Agent("here", directory=directory) as agent:
-            with exportable():
+            with exportable("cuda:0"):
                 outbox = torch.full((1 << 20,), 2.0, device="cuda:0")
             torch.cuda.synchronize()
             route = agent.join(agent.connect(card), descriptor, agent.register(outbox))
@@ -280,7 +280,7 @@ def devices_read_each_other():
         print("skipped: one GPU")
         return
     child = Child(_reader_on_other_device)
-    with exportable():
+    with exportable("cuda:0"):
         sent = torch.arange(1 << 26, dtype=torch.float32, device="cuda:0")
     torch.cuda.synchronize()
     fabricast.torch.send(sent, child.connection)
@@ -320,9 +320,13 @@ def _reader_on_other_device(connection):
 
 @part
 def errors_are_clear():
-    message = fabricast.torch.token(torch.ones(3, device=LAST)) if MEMORY != "plain" else None
-    if message is not None:
-        assert torch.equal(fabricast.torch.load(message).cpu(), torch.ones(3))
+    # In the same process: memory of cudaMalloc is refused.
+    with exportable():
+        message = fabricast.torch.token(torch.ones(3, device=LAST))
+    try:
+        assert torch.equal(fabricast.torch.load(message).cpu(), torch.ones(3)) and MEMORY != "plain"
+    except errors.WrongMemory as error:
+        assert MEMORY == "plain" and "cudaMalloc" in str(error), error
     for wrong in (torch.ones(3, device=LAST).to_sparse(), torch.ones(3, device=LAST, requires_grad=True) * 2):
         try:
             fabricast.torch.token(wrong)
@@ -417,7 +421,7 @@ def _measure():
         queues[way] = (there, back, process)
     pipe = Child(_echo_by_pipe)
     for size in (4 << 20, 64 << 20, 1 << 30):
-        with exportable():
+        with exportable("cuda:0"):
             tensor = torch.ones(size // 4, device="cuda:0")
         ordinary = torch.ones(size // 4, device="cuda:0")
         torch.cuda.synchronize()

@@ -503,6 +503,14 @@ fn open_memory(
     let (pieces, offset) = match &metadata.handle_type {
         HandleType::Legacy(legacy) => {
             let whole = LegacyHandle { length: metadata.length, ..*legacy };
+            // Opened by its own device, it is memory of that device for every library; opened by
+            // another one, the driver reports that one.
+            if let Some(resident) = metadata.device.and_then(|uuid| Device::find(uuid).ok())
+                && resident.name() != device.name()
+            {
+                device.enable_peer(&resident).during(OPEN)?;
+                return resident.open_legacy_handle(&whole).during(OPEN);
+            }
             // Process ids are no criterion: namespaces reuse them. The device knows what this
             // process allocated, and refuses it. It reports the opening device for such memory, so
             // there is nothing to compare.

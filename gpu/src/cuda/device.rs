@@ -159,6 +159,12 @@ impl DeviceDriver for Device {
         &self.properties
     }
 
+    fn with_context(&self, call: &mut dyn FnMut()) -> Result<()> {
+        let _current = self.context.make_current("make device current")?;
+        call();
+        Ok(())
+    }
+
     fn free_memory(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);
         self.context.call("query free memory", |functions| {

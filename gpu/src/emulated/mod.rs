@@ -157,6 +157,11 @@ impl DeviceDriver for Device {
         &self.properties
     }
 
+    fn with_context(&self, call: &mut dyn FnMut()) -> Result<()> {
+        call();
+        Ok(())
+    }
+
     fn free_memory(&self) -> Result<u64> {
         Ok(TOTAL - self.state().used.load(Ordering::Relaxed).min(TOTAL))
     }

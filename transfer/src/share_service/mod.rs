@@ -25,7 +25,7 @@ use crate::share::{PIECES_PER_MESSAGE, SharedBuffer, check_fork};
 use crate::socket_server::{Handler, SocketServer};
 
 pub use client::ShareClient;
-pub use process::{Share, open, share};
+pub use process::{Share, default_directory, is_short_token, open, share};
 pub use protocol::MAX_NAME_LENGTH;
 
 /// Maximum of concurrent connections per user that hold no memory.

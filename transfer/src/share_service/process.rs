@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gpu::Device;
-use ipc::{ChannelListener, DirectoryLock, ForkGeneration, PerProcess};
+use ipc::{ChannelListener, Credentials, DirectoryLock, ForkGeneration, PerProcess};
 
 use super::{Published, ShareClient, ShareService};
 use crate::admission::Admission;
@@ -21,12 +21,35 @@ use crate::wire::{DescriptorFormat, put_length_prefixed};
 const OPEN: &str = "open shared memory";
 const SHARE: &str = "share memory";
 const FORMAT: DescriptorFormat = DescriptorFormat { magic: *b"FcTK", version: 1, operation: OPEN };
+/// A short token: magic number, identity of the socket (16), name (16), CRC-32 of these (4), and
+/// zeros.
+const SHORT_MAGIC: [u8; 8] = *b"FcShort1";
+const SHORT_LENGTH: usize = 48;
 /// Prefix of the name of a socket; 32 random digits follow.
 const SOCKET_PREFIX: &str = "share-";
 /// The maximum length of the path of a socket.
 const MAX_PATH_LENGTH: usize = 108;
 /// Above this number of clients, those that no call uses are dropped.
 const MAX_CLIENTS: usize = 64;
+
+/// The default directory: `$FABRICAST_DIRECTORY`, or else a directory of this user in
+/// `$XDG_RUNTIME_DIR`, if that exists, `$TMPDIR` or `/tmp`.
+///
+/// Batch systems pass `$XDG_RUNTIME_DIR` on to machines that do not have it.
+#[must_use]
+pub fn default_directory() -> PathBuf {
+    let named = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    if let Some(directory) = named("FABRICAST_DIRECTORY") {
+        return directory.into();
+    }
+    match named("XDG_RUNTIME_DIR").filter(|directory| Path::new(directory).is_dir()) {
+        Some(directory) => PathBuf::from(directory).join("fabricast"),
+        None => {
+            let user = Credentials::of_this_process().user;
+            std::env::temp_dir().join(format!("fabricast-{user}"))
+        }
+    }
+}
 
 /// The services of this process, by their directories.
 static SERVICES: PerProcess<Mutex<HashMap<PathBuf, Arc<ShareService>>>> = PerProcess::new();
@@ -93,6 +116,37 @@ fn digits(bytes: [u8; 16]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// The opposite of [`digits`].
+fn bytes_of(digits: &str) -> Option<[u8; 16]> {
+    let number = (digits.len() == 32).then(|| u128::from_str_radix(digits, 16).ok()).flatten()?;
+    Some(number.to_be_bytes())
+}
+
+/// Are these the bytes of a [short token](Share::short_token)?
+#[must_use]
+pub fn is_short_token(token: &[u8; SHORT_LENGTH]) -> bool {
+    token[..8] == SHORT_MAGIC && token[40..44] == crc32fast::hash(&token[..40]).to_le_bytes()
+}
+
+/// Name and socket of a token.
+fn read(token: &[u8], directory: &Path) -> Result<(String, PathBuf)> {
+    if let Ok(short) = <&[u8; SHORT_LENGTH]>::try_from(token)
+        && is_short_token(short)
+    {
+        let part = |start: usize| digits(short[start..start + 16].try_into().unwrap_or_default());
+        return Ok((part(24), directory.join(format!("{SOCKET_PREFIX}{}", part(8)))));
+    }
+    let mut reader = FORMAT.open(token)?;
+    let name = digits(reader.take()?);
+    let path = reader.length_prefixed(MAX_PATH_LENGTH)?.to_owned();
+    let path = PathBuf::from(std::ffi::OsString::from_vec(path));
+    reader.finish()?;
+    Ok(match path.file_name() {
+        Some(file) if !path.exists() => (name, directory.join(file)),
+        _ => (name, path),
+    })
+}
+
 /// Starts the service of this process in a directory, and removes the sockets of killed ones.
 fn start(directory: &Path) -> Result<ShareService> {
     match DirBuilder::new().mode(0o700).create(directory) {
@@ -122,6 +176,20 @@ impl Share {
     #[must_use]
     pub fn token(&self) -> &[u8] {
         &self.token
+    }
+
+    /// A token of 48 bytes, for places that have no more: its receivers look for the socket in their
+    /// own directory only.
+    #[must_use]
+    pub fn short_token(&self) -> Option<[u8; SHORT_LENGTH]> {
+        let socket = self.service.path().file_name()?.to_str()?.strip_prefix(SOCKET_PREFIX)?;
+        let mut token = [0; SHORT_LENGTH];
+        token[..8].copy_from_slice(&SHORT_MAGIC);
+        token[8..24].copy_from_slice(&bytes_of(socket)?);
+        token[24..40].copy_from_slice(&bytes_of(self.name.as_deref()?)?);
+        let checksum = crc32fast::hash(&token[..40]);
+        token[40..44].copy_from_slice(&checksum.to_le_bytes());
+        Some(token)
     }
 
     /// Leaves the memory to one receiver: it is shared until it is opened once, or this process
@@ -164,16 +232,7 @@ pub fn open(
     device: Option<&Device>,
     timeout: Duration,
 ) -> Result<OpenedBuffer> {
-    let mut reader = FORMAT.open(token)?;
-    let name = digits(reader.take()?);
-    let path = PathBuf::from(std::ffi::OsString::from_vec(
-        reader.length_prefixed(MAX_PATH_LENGTH)?.to_owned(),
-    ));
-    reader.finish()?;
-    let path = match path.file_name() {
-        Some(file) if !path.exists() => directory.join(file),
-        _ => path,
-    };
+    let (name, path) = read(token, directory)?;
     let client = {
         let mut clients = lock(CLIENTS.get());
         if clients.len() >= MAX_CLIENTS {

@@ -16,7 +16,6 @@ tensor([[0, 3],
 `install` lets `torch.multiprocessing` carry CUDA tensors in this way, too.
 """
 
-import contextlib as _contextlib
 import select as _select
 import socket as _socket
 import struct as _struct
@@ -99,9 +98,7 @@ def _message(tensor, directory, is_for_one):
     if bare.numel() == 0:
         sizes = [*bare.shape, *bare.stride()]
         return header + _struct.pack(f"<{len(sizes)}q", *sizes), None
-    # PyTorch exports tensors of the current device only.
-    with _torch.cuda.device(bare.device) if bare.is_cuda else _contextlib.nullcontext():
-        shared = _fabricast.share(bare, copy=not _is_in_place(bare), directory=directory)
+    shared = _fabricast.share(bare, copy=not _is_in_place(bare), directory=directory)
     if is_for_one:
         return header + shared.for_one_receiver(), None
     return header + shared.token, shared
@@ -269,11 +266,12 @@ class pool:
         with fabricast.torch.pool():
             weights = torch.empty(4096, 4096, device="cuda")
 
-    One object can be used for several blocks, one after the other. PyTorch gives its memory back when
-    the object and all its tensors are gone.
+    The tensors are those of `device`, by default the current one when the object is made. One object
+    can be used for several blocks, one after the other. PyTorch gives its memory back when the object
+    and all its tensors are gone.
     """
 
-    def __init__(self):
+    def __init__(self, device=None):
         global _pool_allocator
         if not _torch.cuda.is_available():
             cause = "there is no CUDA device. fabricast.torch.empty allocates memory of the host"
@@ -285,11 +283,13 @@ class pool:
             _pool_allocator = _torch.cuda.memory.CUDAPluggableAllocator(
                 _native.__file__, "fabricast_torch_malloc", "fabricast_torch_free"
             )
-        self._pool = _torch.cuda.MemPool(_pool_allocator.allocator())
+        self._device = _device_number(device)
+        with _torch.cuda.device(self._device):
+            self._pool = _torch.cuda.MemPool(_pool_allocator.allocator())
         self._used = []
 
     def __enter__(self):
-        used = _torch.cuda.use_mem_pool(self._pool)
+        used = _torch.cuda.use_mem_pool(self._pool, self._device)
         used.__enter__()
         self._used.append(used)
         return self

@@ -5,6 +5,7 @@ use std::ffi::CStr;
 use std::fmt;
 use std::ptr;
 
+use gpu::{Device, DeviceName};
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -176,12 +177,17 @@ impl Source {
         }
         let old_options = options.copy()?;
         options.set_item("max_version", (1, 1))?;
-        let capsule = match object.call_method("__dlpack__", (), Some(&options)) {
+        let export = || match object.call_method("__dlpack__", (), Some(&options)) {
             // A library of before version 1.
             Err(error) if error.is_instance_of::<PyTypeError>(py) => {
-                object.call_method("__dlpack__", (), Some(&old_options))?
+                object.call_method("__dlpack__", (), Some(&old_options))
             }
-            capsule => capsule?,
+            capsule => capsule,
+        };
+        let capsule = match device {
+            // Some frameworks export arrays of the current device only.
+            Some(number) => Device::open(DeviceName::cuda(number))?.with_context(export)??,
+            None => export()?,
         };
         let Some(tensor) = dlpack::Taken::from_capsule(&capsule) else {
             return Err(Failure::invalid(operation, "__dlpack__ returned no capsule of DLPack"));

@@ -1,0 +1,228 @@
+"""CUDA devices, with the driver of tests/fake_cuda in LD_LIBRARY_PATH: no GPU is needed, and none is used."""
+
+import ctypes
+import gc
+import multiprocessing
+import time
+
+import fabricast
+import pytest
+from fabricast import _native, errors
+
+numpy = pytest.importorskip("numpy")
+if not any(device["product"] == "Fake GPU 0" for device in fabricast.info()["devices"]):
+    pytest.skip("the driver of tests/fake_cuda is not in LD_LIBRARY_PATH", allow_module_level=True)
+
+spawn = multiprocessing.get_context("spawn")
+driver = ctypes.CDLL("libcuda.so.1")
+allocator = ctypes.CDLL(_native.__file__)
+allocator.fabricast_torch_malloc.restype = ctypes.c_void_p
+MEBI = 1 << 20
+
+
+def wait_until(condition, seconds=10):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def on_host(array):
+    """Memory of the fake driver, as an array of the host."""
+    shown = dict(array.__cuda_array_interface__)
+    shown.pop("stream", None)
+
+    class Shown:
+        __array_interface__ = shown
+        owner = array
+
+    return numpy.asarray(Shown())
+
+
+class CudaArray:
+    """As CuPy: an array at an address of a device."""
+
+    def __init__(self, address, shape, typestr="<f4", strides=None, owner=None):
+        self.owner = owner
+        self.__cuda_array_interface__ = {
+            "shape": shape, "typestr": typestr, "strides": strides, "data": (address, False), "version": 3,
+        }
+
+
+class OnlyDlpack:
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        assert options["stream"] == 1
+        return self.array.__dlpack__(**options)
+
+
+def test_memory_of_a_device():
+    array = fabricast.allocate((3, 4), "float32", device="cuda:1")
+    assert array.device == "cuda:1" and array.__dlpack_device__() == (2, 1)
+    on_host(array)[:] = numpy.arange(12).reshape(3, 4)
+    assert array.tobytes() == numpy.arange(12, dtype="float32").tobytes()
+    with pytest.raises(BufferError, match="DLPack"):
+        memoryview(array)
+    with pytest.raises(AttributeError):
+        array.__array_interface__
+    copied = numpy.from_dlpack(array, device="cpu")
+    assert copied.sum() == 66
+    with pytest.raises(errors.Error, match="cuda:7"):
+        fabricast.allocate((3,), device="cuda:7")
+
+
+def read_shared(connection):
+    for device in (None, "cuda:1"):
+        opened = fabricast.open(connection.recv_bytes(), device=device)
+        assert opened.device == "cuda:0", opened.device
+        seen = on_host(opened)
+        connection.send((opened.shape, opened.strides, float(seen.sum())))
+        connection.recv()
+        seen[:] = 5
+        connection.send("written")
+        connection.recv()
+        del opened, seen
+
+
+@pytest.mark.parametrize("kind", ["library", "pool", "cudaMalloc"])
+def test_processes_share_memory_of_a_device(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("FABRICAST_DIRECTORY", str(tmp_path))
+    if kind == "library":
+        own = fabricast.allocate((4, 8), "float32", device="cuda:0")
+    elif kind == "pool":
+        address = allocator.fabricast_torch_malloc(ctypes.c_size_t(128), 0, None)
+        own = CudaArray(address, (4, 8))
+    else:
+        context, plain = ctypes.c_void_p(), ctypes.c_uint64()
+        assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        assert driver.cuCtxSetCurrent(context) == 0
+        assert driver.cuMemAlloc_v2(ctypes.byref(plain), ctypes.c_size_t(128)) == 0
+        own = CudaArray(plain.value, (4, 8))
+    on_host(own)[:] = numpy.arange(32).reshape(4, 8)
+    address = own.__cuda_array_interface__["data"][0]
+    part = CudaArray(address + 4, (4, 3), strides=(32, 8), owner=own)
+    here, there = spawn.Pipe()
+    child = spawn.Process(target=read_shared, args=(there,))
+    child.start()
+    for whole in (own, part):
+        expected = on_host(whole).sum()
+        here.send_bytes(fabricast.share(whole).for_one_receiver())
+        assert here.poll(30)
+        assert here.recv() == (on_host(whole).shape, on_host(whole).strides, expected)
+        here.send("write")
+        assert here.recv() == "written" and (on_host(whole) == 5).all()
+        here.send("next")
+    child.join(30)
+    assert child.exitcode == 0
+
+
+def test_topics_take_and_give_arrays_of_devices(node, name):
+    topic = node.topic(name, memory="cuda:0", largest=4096)
+    with topic.publisher() as publisher, topic.subscriber() as subscriber:
+        own = fabricast.allocate((4, 8), "float32", device="cuda:0")
+        numbers = numpy.arange(32, dtype="float32").reshape(4, 8)
+        on_host(own)[:] = numbers
+        address = own.__cuda_array_interface__["data"][0]
+        strided = CudaArray(address, (8, 4), strides=(4, 32), owner=own)
+        for sent, expected in ((own, numbers), (OnlyDlpack(own), numbers), (strided, numbers.T), (numbers.T, numbers.T)):
+            publisher.publish(sent)
+            with subscriber.pull() as sample:
+                assert sample.array.device == "cuda:0"
+                assert numpy.array_equal(on_host(sample.array), expected)
+        with publisher.loan((5,), "int32") as loan:
+            on_host(loan.array)[:] = 3
+            gc.collect()
+        assert subscriber.pull().array.tobytes() == numpy.full(5, 3, "int32").tobytes()
+
+
+def test_allocator_of_pytorch():
+    def allocate(length, stream=None):
+        address = allocator.fabricast_torch_malloc(ctypes.c_size_t(length), 1, ctypes.c_void_p(stream))
+        assert address
+        return address
+
+    def free(address, stream=None):
+        allocator.fabricast_torch_free(ctypes.c_void_p(address), ctypes.c_size_t(0), 1, ctypes.c_void_p(stream))
+
+    blocks = [allocate(MEBI, 8) for _ in range(10)]
+    assert len(set(blocks)) == 10 and all(block % 512 == 0 for block in blocks)
+    found = _native._pool_statistics(1)
+    assert found["allocated"] == 10 * MEBI and found["reserved"] == 32 * MEBI
+    for block in blocks:
+        free(block, 8)
+    assert allocate(MEBI, 8) in blocks
+    # More than the device has.
+    assert allocator.fabricast_torch_malloc(ctypes.c_size_t(1 << 40), 1, None) is None
+    assert allocator.fabricast_torch_malloc(ctypes.c_size_t(1), 99, None) is None
+    free(12345)
+
+
+def hold_shared(connection):
+    opened = fabricast.open(connection.recv_bytes())
+    connection.send("opened")
+    connection.recv()
+    del opened
+    gc.collect()
+    connection.send("dropped")
+    connection.recv()
+
+
+def test_owner_of_shared_memory_is_kept(tmp_path, monkeypatch):
+    """As a tensor of PyTorch, whose memory its allocator would use again."""
+    monkeypatch.setenv("FABRICAST_DIRECTORY", str(tmp_path))
+
+    class Owner:
+        pass
+
+    import weakref
+
+    owner = Owner()
+    kept = weakref.ref(owner)
+    address = allocator.fabricast_torch_malloc(ctypes.c_size_t(4096), 0, None)
+    here, there = spawn.Pipe()
+    child = spawn.Process(target=hold_shared, args=(there,))
+    child.start()
+    here.send_bytes(fabricast.share(CudaArray(address, (16,), owner=owner)).for_one_receiver())
+    del owner
+    gc.collect()
+    assert here.recv() == "opened" and kept() is not None
+    here.send("drop")
+    assert here.recv() == "dropped"
+    wait_until(lambda: kept() is None)
+    here.send("end")
+    child.join(30)
+    assert child.exitcode == 0
+
+
+def test_agents_move_memory_of_devices(tmp_path):
+    with fabricast.Agent("one", directory=tmp_path) as one, fabricast.Agent("other", directory=tmp_path) as other:
+        inbox = fabricast.allocate((64,), "float32", device="cuda:1")
+        outbox = fabricast.allocate((64,), "float32", device="cuda:0")
+        on_host(outbox)[:] = numpy.arange(64)
+        region = other.register(inbox, write=True)
+        try:
+            route = one.join(one.connect(other.card), region.descriptor, one.register(OnlyDlpack(outbox)))
+        except errors.NoPath as error:
+            # In one process devices need memory that is open to both.
+            assert "cuda" in str(error)
+            return
+        one.put(route).wait()
+        assert numpy.array_equal(on_host(inbox), on_host(outbox))
+
+
+def test_foreign_addresses_are_refused():
+    here = numpy.zeros(16, "float32")
+    with pytest.raises(errors.InvalidArgument, match="no address of a CUDA device"):
+        fabricast.share(CudaArray(here.ctypes.data, (16,)))
+    own = fabricast.allocate((16,), "float32", device="cuda:0")
+    address = own.__cuda_array_interface__["data"][0]
+    far = CudaArray(address, (1 << 30,))
+    with pytest.raises(errors.Error):
+        fabricast.share(far)
+    with pytest.raises(errors.InvalidArgument, match="no multiples"):
+        fabricast.share(CudaArray(address, (2, 2), strides=(6, 3)))
