@@ -335,8 +335,9 @@ impl Device {
     pub fn peers(&self) -> Vec<DeviceName> {
         let count = Self::count(self.0.name.implementation).unwrap_or(0);
         let others = (0..count).map(|number| DeviceName { number, ..self.0.name });
-        let is_peer =
-            |other: &DeviceName| matches!(self.peer_access_to(*other), Ok(PeerAccess::Direct { .. }));
+        let is_peer = |other: &DeviceName| {
+            matches!(self.peer_access_to(*other), Ok(PeerAccess::Direct { .. }))
+        };
         others.filter(is_peer).collect()
     }
 

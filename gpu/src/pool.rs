@@ -1,6 +1,6 @@
 //! A pool of shareable memory for the allocators of frameworks, in the order of streams.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -54,6 +54,8 @@ struct State {
     /// Unused segments and their lengths.
     idle: BTreeMap<u64, u64>,
     waiting: VecDeque<Waiting>,
+    /// The addresses of `waiting`.
+    freed: HashSet<u64>,
     statistics: PoolStatistics,
 }
 
@@ -70,10 +72,11 @@ struct State {
 /// let pool = Pool::new(&device);
 /// let stream = device.stream()?;
 /// const STREAM: u64 = 7; // the framework's handle
-/// let address = pool.allocate(1 << 20, STREAM)?;
+/// let follow = |point: &gpu::Point| stream.wait_for(point).ok();
+/// let address = pool.allocate(1 << 20, STREAM, &follow)?;
 /// // … work on the stream uses it …
 /// pool.free(address, STREAM, Some(stream.point()?));
-/// assert_eq!(pool.allocate(1 << 20, STREAM)?, address);
+/// assert_eq!(pool.allocate(1 << 20, STREAM, &follow)?, address);
 /// # Ok::<(), gpu::Error>(())
 /// ```
 #[derive(Debug)]
@@ -98,6 +101,7 @@ impl Pool {
                 segments: BTreeMap::new(),
                 idle: BTreeMap::new(),
                 waiting: VecDeque::new(),
+                freed: HashSet::new(),
                 statistics: PoolStatistics::default(),
             }),
         }
@@ -118,16 +122,25 @@ impl Pool {
     /// Allocates a block, for use in the order of this stream: a number that the caller gives it.
     /// The address is a multiple of 512.
     ///
+    /// `follow` lets the stream wait for a point, and returns None if it cannot: a block that it freed
+    /// itself may be used again at once. Without it a handle that a new stream has got from a
+    /// destroyed one would be taken for the same stream.
+    ///
     /// # Errors
     /// [`OutOfMemory`](ErrorKind::OutOfMemory) or [`OverBudget`](ErrorKind::OverBudget), also after
     /// a wait for the work on freed blocks.
-    pub fn allocate(&self, length: u64, stream: u64) -> Result<u64> {
+    pub fn allocate(
+        &self,
+        length: u64,
+        stream: u64,
+        follow: &dyn Fn(&Point) -> Option<()>,
+    ) -> Result<u64> {
         let Some(length) = rounded(length) else {
             let detail = format!("{length} bytes");
             return Err(Error::new(ALLOCATE, ErrorKind::InvalidArgument, detail));
         };
         let mut state = locked(&self.state);
-        let found = match state.take_of_stream(length, stream) {
+        let found = match state.take_of_stream(length, stream, follow) {
             Some(block) => Some(block),
             None => {
                 self.collect(&mut state);
@@ -147,10 +160,13 @@ impl Pool {
 
     /// Frees a block. `point` is the end of the work that was in its stream at this time; None if
     /// that is not known, as during a graph capture: then only this stream uses the block again.
-    /// False if it is no block of this pool.
+    /// False if it is no block of this pool, or was freed before.
     pub fn free(&self, address: u64, stream: u64, point: Option<Point>) -> bool {
         let mut state = locked(&self.state);
         let Some(length) = state.blocks.length(address) else { return false };
+        if !state.freed.insert(address) {
+            return false;
+        }
         state.statistics.allocated -= length;
         state.statistics.waiting += length;
         state.waiting.push_back(Waiting { address, length, stream, point });
@@ -260,7 +276,12 @@ impl State {
     }
 
     /// A block that this stream has freed, of about this length: its work comes before any later.
-    fn take_of_stream(&mut self, length: u64, stream: u64) -> Option<u64> {
+    fn take_of_stream(
+        &mut self,
+        length: u64,
+        stream: u64,
+        follow: &dyn Fn(&Point) -> Option<()>,
+    ) -> Option<u64> {
         let fits = |block: &Waiting| {
             block.stream == stream
                 && block.length >= length
@@ -268,12 +289,17 @@ impl State {
         };
         let newest = self.waiting.iter().enumerate().rev().take(CONSIDERED);
         let (index, _) = newest.into_iter().find(|(_, block)| fits(block))?;
+        if let Some(point) = &self.waiting.get(index)?.point {
+            follow(point)?;
+        }
         let block = self.waiting.remove(index)?;
+        self.freed.remove(&block.address);
         self.statistics.waiting -= block.length;
         Some(block.address)
     }
 
     fn free_now(&mut self, block: &Waiting) {
+        self.freed.remove(&block.address);
         self.statistics.waiting -= block.length;
         if let Some((start, length)) = self.blocks.free(block.address) {
             self.idle.insert(start, length);
@@ -307,6 +333,13 @@ mod tests {
 
     const MEBI: u64 = 1 << 20;
 
+    impl Pool {
+        /// For streams that are numbers only.
+        fn take(&self, length: u64, stream: u64) -> Result<u64> {
+            self.allocate(length, stream, &|_| Some(()))
+        }
+    }
+
     fn device() -> Device {
         Device::open("emulated:0".parse().unwrap()).unwrap()
     }
@@ -319,14 +352,15 @@ mod tests {
         let gate = device.allocate(4).unwrap();
         stream.fill(&gate.whole(), 0).unwrap();
         stream.synchronize(LONGEST_WAIT).unwrap();
-        let block = pool.allocate(MEBI, 1).unwrap();
+        let block = pool.take(MEBI, 1).unwrap();
         // The work of the stream is not done.
         stream.wait_for_word(&gate.whole(), 1).unwrap();
         assert!(pool.free(block, 1, Some(stream.point().unwrap())));
         assert!(!pool.free(block + 1, 1, None) && !pool.free(0, 1, None));
-        let other = pool.allocate(MEBI, 2).unwrap();
+        assert!(!pool.free(block, 1, None), "twice");
+        let other = pool.take(MEBI, 2).unwrap();
         assert_ne!(other, block);
-        assert_eq!(pool.allocate(MEBI, 1).unwrap(), block);
+        assert_eq!(pool.take(MEBI, 1).unwrap(), block);
         let expected = PoolStatistics {
             reserved: SEGMENT_LENGTH,
             allocated: 2 * MEBI,
@@ -341,8 +375,8 @@ mod tests {
         let opener = device.stream().unwrap();
         opener.write_word(&gate.whole(), 1).unwrap();
         stream.synchronize(LONGEST_WAIT).unwrap();
-        assert!(![block, other].contains(&pool.allocate(MEBI, 3).unwrap()));
-        assert_eq!(pool.allocate(MEBI - 4096, 2).unwrap(), other);
+        assert!(![block, other].contains(&pool.take(MEBI, 3).unwrap()));
+        assert_eq!(pool.take(MEBI - 4096, 2).unwrap(), other);
     }
 
     #[test]
@@ -351,8 +385,8 @@ mod tests {
         let pool = Pool::new(&device).max_idle(SEGMENT_LENGTH);
         let stream = device.stream().unwrap();
         let point = || Some(stream.point().unwrap());
-        let large = pool.allocate(3 * SEGMENT_LENGTH, 1).unwrap();
-        let small: Vec<_> = (0..10).map(|_| pool.allocate(MEBI, 1).unwrap()).collect();
+        let large = pool.take(3 * SEGMENT_LENGTH, 1).unwrap();
+        let small: Vec<_> = (0..10).map(|_| pool.take(MEBI, 1).unwrap()).collect();
         assert_eq!(pool.segment(large + 5).unwrap().address(), large);
         assert!(pool.segment(small[9]).is_some() && pool.segment(0).is_none());
         assert_eq!(pool.statistics().reserved, 4 * SEGMENT_LENGTH);
@@ -360,7 +394,7 @@ mod tests {
         stream.synchronize(LONGEST_WAIT).unwrap();
         small.iter().for_each(|block| assert!(pool.free(*block, 1, point())));
         stream.synchronize(LONGEST_WAIT).unwrap();
-        let last = pool.allocate(MEBI, 9).unwrap();
+        let last = pool.take(MEBI, 9).unwrap();
         assert!(pool.statistics().reserved <= 2 * SEGMENT_LENGTH, "{:?}", pool.statistics());
         pool.free(last, 9, point());
         stream.synchronize(LONGEST_WAIT).unwrap();
@@ -373,7 +407,7 @@ mod tests {
     fn blocks_are_exported_with_their_segment_only() {
         let device = device();
         let pool = Pool::new(&device);
-        let blocks: Vec<_> = (0..3).map(|_| pool.allocate(SEGMENT_LENGTH, 1).unwrap()).collect();
+        let blocks: Vec<_> = (0..3).map(|_| pool.take(SEGMENT_LENGTH, 1).unwrap()).collect();
         // SAFETY: memory of the pool, which outlives it.
         #[allow(unsafe_code)]
         let adopted = unsafe { device.adopt(blocks[1] + 4096, MEBI, ()) }.unwrap();
@@ -388,13 +422,13 @@ mod tests {
         device.set_budget(used + 2 * SEGMENT_LENGTH);
         let pool = Pool::new(&device);
         let stream = device.stream().unwrap();
-        let first = pool.allocate(SEGMENT_LENGTH, 1).unwrap();
-        let second = pool.allocate(SEGMENT_LENGTH, 1).unwrap();
-        assert_eq!(pool.allocate(MEBI, 1).unwrap_err().kind(), ErrorKind::OverBudget);
+        let first = pool.take(SEGMENT_LENGTH, 1).unwrap();
+        let second = pool.take(SEGMENT_LENGTH, 1).unwrap();
+        assert_eq!(pool.take(MEBI, 1).unwrap_err().kind(), ErrorKind::OverBudget);
         // Freed blocks are waited for.
         pool.free(first, 1, Some(stream.point().unwrap()));
         pool.free(second, 1, Some(stream.point().unwrap()));
-        let whole = pool.allocate(2 * SEGMENT_LENGTH, 2);
+        let whole = pool.take(2 * SEGMENT_LENGTH, 2);
         device.set_budget(before);
         assert!(whole.is_ok(), "{whole:?}");
     }

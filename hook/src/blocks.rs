@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gpu::{Device, DeviceName, Memory, Pool};
+use gpu::{Device, DeviceName, Memory, Point, Pool};
 use ipc::PerProcess;
 use transfer::{OpenedBuffer, Share, SharedBuffer, Tensor};
 
-use crate::original::current_device;
+use crate::original::{Code, cudaDeviceSynchronize, current_device};
 use crate::settings::{log, settings};
 
 /// How long the owner of memory may take to answer.
@@ -56,9 +56,15 @@ pub(crate) fn allocate(length: usize) -> Option<u64> {
     Some(address)
 }
 
-/// Is it a block of [`allocate`]?
-pub(crate) fn is_plain(address: u64) -> bool {
-    blocks().plain.contains_key(&address)
+/// The device of a block of [`allocate`].
+pub(crate) fn device_of_plain(address: u64) -> Option<Device> {
+    blocks().plain.get(&address).map(|block| block.memory.mapped_for().clone())
+}
+
+/// Waits for all work of a device, whatever device is current.
+pub(crate) fn synchronize(device: &Device) -> Option<Code> {
+    // SAFETY: no pointers.
+    device.with_context(|| unsafe { cudaDeviceSynchronize() }).ok()
 }
 
 /// Frees a block of [`allocate`], after all work of its device. Processes that opened it keep it.
@@ -78,7 +84,11 @@ pub(crate) fn allocate_async(length: usize, stream: u64) -> Option<u64> {
         let new = || Arc::new(Pool::new(&device));
         Arc::clone(blocks.pools.entry(device.name().number).or_insert_with(new))
     };
-    pool.allocate(length as u64, stream).ok()
+    let follow = |point: &Point| {
+        // SAFETY: the caller's stream.
+        unsafe { device.adopt_stream(stream) }.ok()?.wait_for(point).ok()
+    };
+    pool.allocate(length as u64, stream, &follow).ok()
 }
 
 /// The pool of a block of [`allocate_async`].
@@ -127,9 +137,14 @@ pub(crate) fn open(handle: &[u8; 64]) -> Option<Result<u64, transfer::Error>> {
     }))
 }
 
-/// Is it memory of [`open`]?
-pub(crate) fn is_opened(address: u64) -> bool {
-    blocks().opened.contains_key(&address)
+/// The devices that use memory of [`open`]: its own, and the one that it was opened for.
+pub(crate) fn devices_of_opened(address: u64) -> Option<Vec<Device>> {
+    let blocks = blocks();
+    let memory = blocks.opened.get(&address)?.0.memory()?.clone();
+    drop(blocks);
+    let used_by = memory.mapped_for().clone();
+    let own = memory.device().and_then(|name| Device::open(name).ok());
+    Some(own.into_iter().chain([used_by]).collect())
 }
 
 /// Unmaps memory of [`open`], after its last user.

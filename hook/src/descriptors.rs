@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use std::fs;
-use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -17,10 +17,14 @@ use ipc::{Channel, ChannelListener, Credentials, NotInherited, PerProcess};
 use crate::settings::{log, settings};
 
 /// How long the other side may take for its message.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(1);
+/// After an error of the socket.
+const PAUSE: Duration = Duration::from_millis(100);
 
-fn socket_of(process: i32) -> PathBuf {
-    settings().directory.join(format!("hook-{process}"))
+/// Process ids are those of a PID namespace: containers that share the directory have the same ones.
+fn socket_of(process: u32) -> PathBuf {
+    let namespace = fs::metadata("/proc/self/ns/pid").map_or(0, |found| found.ino());
+    settings().directory.join(format!("hook-{namespace}-{process}"))
 }
 
 /// Is the directory of this user alone? Otherwise another user could have made the socket.
@@ -36,7 +40,7 @@ pub(crate) fn serve() {
     SERVED.get().get_or_init(|| {
         let directory = &settings().directory;
         let _ = fs::DirBuilder::new().mode(0o700).recursive(true).create(directory);
-        let path = socket_of(std::process::id() as i32);
+        let path = socket_of(std::process::id());
         let listener = is_private(directory).then(|| ChannelListener::bind(&path));
         let Some(Ok(listener)) = listener else {
             log(|| format!("no socket in {}", directory.display()));
@@ -45,8 +49,10 @@ pub(crate) fn serve() {
         let serving = threads::spawn("fabricast-hook", move || {
             let _not_inherited = NotInherited::new(&listener);
             loop {
-                if let Ok(channel) = listener.accept(Duration::MAX) {
-                    let _ = answer(&channel);
+                match listener.accept(Duration::MAX) {
+                    Ok(channel) => drop(answer(&channel)),
+                    // For example without descriptors.
+                    Err(_) => std::thread::sleep(PAUSE),
                 }
             }
         });
@@ -62,31 +68,34 @@ fn answer(channel: &Channel) -> Option<()> {
     }
     let request = channel.receive(TIMEOUT).ok()?;
     let number = RawFd::from_ne_bytes(request.bytes.try_into().ok()?);
-    let shown = fs::read_link(format!("/proc/self/fd/{number}")).ok()?;
+    // SAFETY: a number that is no descriptor is refused; the copy is owned here.
+    let copy = unsafe {
+        let copy = libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0);
+        (copy >= 0).then(|| OwnedFd::from_raw_fd(copy))?
+    };
+    let shown = fs::read_link(format!("/proc/self/fd/{}", copy.as_raw_fd())).ok()?;
     if !shown.to_str()?.starts_with(&settings().descriptors) {
         return channel.send(b"refused", &[], TIMEOUT).ok();
     }
-    // SAFETY: it was open a moment ago; another one of this number is not of this library.
-    let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
-    channel.send(b"", &[descriptor], TIMEOUT).ok()
+    channel.send(b"", &[copy.as_fd()], TIMEOUT).ok()
 }
 
 /// The descriptor of this number of another process, by its pidfd.
 pub(crate) fn request(pidfd: RawFd, number: RawFd) -> Option<RawFd> {
     let information = fs::read_to_string(format!("/proc/self/fdinfo/{pidfd}")).ok()?;
     let process = information.lines().find_map(|line| line.strip_prefix("Pid:"))?;
-    let process: i32 = process.trim().parse().ok()?;
+    let process: u32 = process.trim().parse().ok()?;
     if !is_private(&settings().directory) {
         return None;
     }
     let channel = Channel::connect(&socket_of(process), TIMEOUT).ok()?;
     let peer = channel.credentials().ok()?;
-    if ![0, Credentials::of_this_process().user].contains(&peer.user) {
+    let is_trusted = [0, Credentials::of_this_process().user].contains(&peer.user);
+    if !is_trusted || peer.process != Some(process) {
         return None;
     }
     channel.send(&number.to_ne_bytes(), &[], TIMEOUT).ok()?;
     let descriptor = channel.receive(TIMEOUT).ok()?.descriptors.pop()?;
     log(|| format!("pidfd_getfd: descriptor {number} of process {process}"));
-    let _ = descriptor.as_fd();
     Some(descriptor.into_raw_fd())
 }

@@ -49,18 +49,14 @@ pub unsafe extern "C" fn cudaMalloc(out: *mut *mut c_void, length: usize) -> Cod
 pub unsafe extern "C" fn cudaFree(pointer: *mut c_void) -> Code {
     let address = address_of(pointer);
     let freed = outermost(|| {
-        let is_plain = blocks::is_plain(address);
-        if !is_plain && blocks::pool_of(address).is_none() {
-            return None;
+        // As the original: it waits for all work of the device.
+        if let Some(device) = blocks::device_of_plain(address) {
+            let code = blocks::synchronize(&device)?;
+            blocks::free(address);
+            return Some(code);
         }
-        // As the original: it waits for all work.
-        // SAFETY: no pointers.
-        let code = unsafe { original::cudaDeviceSynchronize() };
-        match is_plain {
-            true => blocks::free(address),
-            false => blocks::free_async(address, 0)?,
-        }
-        Some(code)
+        let code = blocks::synchronize(blocks::pool_of(address)?.device())?;
+        Some(blocks::free_async(address, 0).map_or(INVALID_VALUE, |()| code))
     });
     // SAFETY: as the original.
     freed.unwrap_or_else(|| unsafe { original::cudaFree(pointer) })
@@ -98,7 +94,7 @@ pub unsafe extern "C" fn cudaFreeAsync(pointer: *mut c_void, stream: *mut c_void
     if outermost(|| blocks::free_async(address, address_of(stream))).is_some() {
         return SUCCESS;
     }
-    if outermost(|| blocks::is_plain(address).then_some(())).is_some() {
+    if outermost(|| blocks::device_of_plain(address).map(drop)).is_some() {
         // SAFETY: as the original.
         return unsafe { cudaFree(pointer) };
     }
@@ -158,12 +154,10 @@ pub unsafe extern "C" fn cudaIpcOpenMemHandle(
 pub unsafe extern "C" fn cudaIpcCloseMemHandle(pointer: *mut c_void) -> Code {
     let address = address_of(pointer);
     let closed = outermost(|| {
-        if !blocks::is_opened(address) {
-            return None;
-        }
-        // As the original: work that uses the memory is done.
-        // SAFETY: no pointers.
-        let code = unsafe { original::cudaDeviceSynchronize() };
+        // Work that uses the memory is done.
+        let devices = blocks::devices_of_opened(address)?;
+        let codes = devices.iter().filter_map(blocks::synchronize);
+        let code = codes.max().unwrap_or(SUCCESS);
         blocks::close(address);
         Some(code)
     });

@@ -1,7 +1,7 @@
 //! The functions that this library replaces.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
 use std::{mem, ptr};
 
@@ -82,17 +82,21 @@ fn loaded_runtime() -> Option<*mut c_void> {
         // SAFETY: the system passes a valid structure; `found` is the place below.
         unsafe {
             let path = (*info).dlpi_name;
-            if path.is_null() || !CStr::from_ptr(path).to_bytes().windows(12).any(|it| it == b"libcudart.so") {
-                return 0;
+            let is_runtime = !path.is_null()
+                && CStr::from_ptr(path).to_bytes().windows(12).any(|part| part == b"libcudart.so");
+            if is_runtime {
+                *found.cast::<Option<CString>>() = Some(CStr::from_ptr(path).to_owned());
             }
-            *found.cast::<*mut c_void>() = libc::dlopen(path, libc::RTLD_LAZY | libc::RTLD_NOLOAD);
-            c_int::from(!(*found.cast::<*mut c_void>()).is_null())
+            c_int::from(is_runtime)
         }
     }
-    let mut found = ptr::null_mut::<c_void>();
+    let mut found: Option<CString> = None;
     // SAFETY: the place lives longer than the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut found).cast()) };
-    (!found.is_null()).then_some(found)
+    // Not in the callback, which has a lock of the loader.
+    // SAFETY: the path of a loaded library.
+    let runtime = unsafe { libc::dlopen(found?.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    (!runtime.is_null()).then_some(runtime)
 }
 
 /// The current device of this thread.

@@ -6,7 +6,7 @@
 //!      8    16  identity: random, one for each time memory is shared
 //!     24    16  UUID of the device of the memory; zeros for the host
 //!     40     1  handle type: 1 file descriptors, 2 legacy handle
-//!     41     1  1: read-only
+//!     41     1  1: read-only, 2: of a pool
 //!     42     1  dimensions, n
 //!     43     4  element type: code, bits, lanes (2)
 //!     47     2  runs of pieces of the same length, r
@@ -62,6 +62,7 @@ pub enum HandleType {
 ///     device: Some(Uuid([2; 16])),
 ///     length: 4096,
 ///     is_read_only: false,
+///     is_of_pool: false,
 ///     handle_type: HandleType::Descriptors { pieces: vec![4096], offset: 0 },
 ///     tensor: Tensor::bytes(4096),
 /// };
@@ -81,6 +82,8 @@ pub struct HandleMetadata {
     /// Receivers may not write to it. Memory of the host is exported read-only; devices do not
     /// support that.
     pub is_read_only: bool,
+    /// Many blocks of it are shared, so receivers keep its mapping for a while.
+    pub is_of_pool: bool,
     /// How it is exported.
     pub handle_type: HandleType,
     /// What the bytes mean.
@@ -111,7 +114,8 @@ impl HandleMetadata {
         bytes.extend(self.device.map_or([0; 16], |device| device.0));
         let dimensions = tensor.shape.len().min(MAX_DIMENSIONS);
         let (code, bits, lanes) = tensor.element.codes();
-        bytes.extend([kind, u8::from(self.is_read_only), dimensions as u8, code, bits]);
+        let flags = u8::from(self.is_read_only) | u8::from(self.is_of_pool) << 1;
+        bytes.extend([kind, flags, dimensions as u8, code, bits]);
         bytes.extend(lanes.to_le_bytes());
         bytes.extend((runs.len() as u16).to_le_bytes());
         bytes.extend(self.length.to_le_bytes());
@@ -163,7 +167,7 @@ impl HandleMetadata {
             2 => runs == 0 && device.is_some(),
             _ => false,
         };
-        if !is_consistent || dimensions > MAX_DIMENSIONS || flags > 1 {
+        if !is_consistent || dimensions > MAX_DIMENSIONS || flags > 3 {
             return Err(malformed("unknown handle type, or parts that contradict it"));
         }
         let Some(element) = ElementType::new(code, bits, lanes) else {
@@ -193,7 +197,8 @@ impl HandleMetadata {
         }
         let tensor = Tensor { element, shape, strides, byte_offset };
         tensor.check(OPERATION, length)?;
-        Ok(Self { identity, device, length, is_read_only: flags == 1, handle_type, tensor })
+        let (is_read_only, is_of_pool) = (flags & 1 != 0, flags & 2 != 0);
+        Ok(Self { identity, device, length, is_read_only, is_of_pool, handle_type, tensor })
     }
 
     /// The number of descriptors.
@@ -254,6 +259,7 @@ mod tests {
             device: Some(Uuid([8; 16])),
             length: 4096,
             is_read_only: true,
+            is_of_pool: true,
             handle_type,
             tensor,
         }
@@ -308,7 +314,7 @@ mod tests {
         assert_eq!(refused(4, &[9, 0]), ErrorKind::VersionMismatch);
         assert_eq!(refused(40, &[3]), ErrorKind::Malformed, "unknown handle type");
         assert_eq!(refused(40, &[2]), ErrorKind::Malformed, "a legacy handle with pieces");
-        assert_eq!(refused(41, &[2]), ErrorKind::Malformed, "an unknown flag");
+        assert_eq!(refused(41, &[4]), ErrorKind::Malformed, "an unknown flag");
         assert_eq!(refused(42, &[17]), ErrorKind::Malformed, "dimensions");
         assert_eq!(refused(43, &[18]), ErrorKind::Malformed, "unknown element type");
         assert_eq!(refused(47, &[0]), ErrorKind::Malformed, "pieces");

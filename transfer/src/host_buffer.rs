@@ -245,7 +245,8 @@ impl HostBuffer {
     }
 
     /// Did its owner export it read-only?
-    pub(crate) fn is_read_only(&self) -> bool {
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
         matches!(*self.0.body, Backing::ReadOnly(_))
     }
 

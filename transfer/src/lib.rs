@@ -53,7 +53,8 @@ pub use pinned::pin;
 pub use region::{Buffer, FabricKey, Region, RegionDescriptor, Rights};
 pub use share::{OpenedBuffer, Opener, SharedBuffer};
 pub use share_service::{
-    MAX_NAME_LENGTH, Share, ShareClient, ShareService, default_directory, is_short_token, open, share,
+    MAX_NAME_LENGTH, Share, ShareClient, ShareService, default_directory, is_short_token, open,
+    share,
 };
 pub use tensor::{ElementType, MAX_DIMENSIONS, Tensor};
 pub use wire::MAX_LABEL_LENGTH;

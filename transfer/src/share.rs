@@ -85,6 +85,7 @@ impl SharedBuffer {
         owner: impl fmt::Debug + Send + Sync + 'static,
     ) -> Result<Self> {
         let mut shared = Self::described(memory.into(), tensor, Rights::ALL, identity)?;
+        shared.metadata.is_of_pool = true;
         shared._owner = Some(Box::new(owner));
         Ok(shared)
     }
@@ -125,6 +126,7 @@ impl SharedBuffer {
             device,
             length,
             is_read_only: !rights.write,
+            is_of_pool: false,
             handle_type,
             tensor: tensor.clone(),
         };
@@ -367,8 +369,7 @@ impl Opener {
         })
     }
 
-    /// Keeps the mapping of a device's memory for some seconds, since mapping takes milliseconds: for
-    /// memory that allocators use again and again. Its owner cannot give the memory back meanwhile.
+    /// Keeps the mapping of a pool's memory for some seconds, since mapping takes milliseconds. Its owner cannot give the memory back meanwhile.
     pub(crate) fn keep(&self, opened: &OpenedBuffer) {
         let Some(memory) = opened.memory() else { return };
         let end = Instant::now() + KEPT_FOR;

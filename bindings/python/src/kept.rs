@@ -4,14 +4,20 @@
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use ipc::PerProcess;
 use pyo3::ffi;
+use pyo3::prelude::*;
 
 use crate::array::Source;
 
 /// Sources that are not used any more.
-static UNUSED: Mutex<Vec<Unused>> = Mutex::new(Vec::new());
+static UNUSED: PerProcess<Mutex<Vec<Unused>>> = PerProcess::new();
+
+fn unused() -> MutexGuard<'static, Vec<Unused>> {
+    UNUSED.get().lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 struct Unused {
     _source: Source,
@@ -40,20 +46,28 @@ impl Kept {
 }
 
 /// Drops what is not used any more. Python calls it, with its lock.
-extern "C" fn drop_unused(_nothing: *mut c_void) -> c_int {
-    let unused = std::mem::take(&mut *UNUSED.lock().unwrap_or_else(PoisonError::into_inner));
-    drop(unused);
+extern "C" fn drop_unused_later(_nothing: *mut c_void) -> c_int {
+    let unused = std::mem::take(&mut *unused());
+    // It has the lock of the interpreter already, and is told so: otherwise references would be
+    // dropped later.
+    Python::attach(|_| drop(unused));
     0
+}
+
+/// Drops what is not used any more: the main thread may wait for a long time, and only that runs
+/// [pending calls](ffi::Py_AddPendingCall).
+pub(crate) fn drop_unused(_py: Python<'_>) {
+    drop_unused_later(ptr::null_mut());
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        UNUSED.lock().unwrap_or_else(PoisonError::into_inner).extend(self.0.take());
+        unused().extend(self.0.take());
         // SAFETY: any thread may call it. If Python has too many calls to make, a later one drops
         // this source, too; if it ends, the process does.
         unsafe {
             if ffi::Py_IsInitialized() != 0 {
-                ffi::Py_AddPendingCall(Some(drop_unused), ptr::null_mut());
+                ffi::Py_AddPendingCall(Some(drop_unused_later), ptr::null_mut());
             }
         }
     }

@@ -14,14 +14,15 @@ use transfer::{Buffer, HostBuffer};
 use crate::array::{Array, Owner, Source, SourceDevice, data_type_of};
 use crate::data_type::DataType;
 use crate::failure::{Failure, Result};
-use crate::kept::Kept;
+use crate::kept::{Kept, drop_unused};
 use crate::layout::Layout;
 
 const ALLOCATE: &str = "allocate memory";
 const REGISTER: &str = "register region";
 
-/// Memory of this process that the library allocated or mapped, by its address.
-static MAPPED: PerProcess<Mutex<BTreeMap<u64, Buffer>>> = PerProcess::new();
+/// Memory of this process that the library allocated or mapped, by its address, and how many have
+/// it.
+static MAPPED: PerProcess<Mutex<BTreeMap<u64, (Buffer, usize)>>> = PerProcess::new();
 
 /// Memory of the library. Views of its arrays are found by their addresses as long as it exists.
 #[derive(Debug)]
@@ -33,31 +34,27 @@ pub(crate) struct OwnMemory {
 impl OwnMemory {
     pub(crate) fn new(buffer: Buffer) -> Self {
         let address = address_of(&buffer);
-        lock(MAPPED.get()).insert(address, buffer.clone());
+        lock(MAPPED.get()).entry(address).or_insert_with(|| (buffer.clone(), 0)).1 += 1;
         Self { buffer, address }
     }
 }
 
 impl Drop for OwnMemory {
     fn drop(&mut self) {
-        // Another mapping may be there now: that of a second array of the same memory.
         let mut mapped = lock(MAPPED.get());
-        if mapped.get(&self.address).is_some_and(|it| is_same(it, &self.buffer)) {
-            mapped.remove(&self.address);
+        if let Some((_, users)) = mapped.get_mut(&self.address) {
+            *users -= 1;
+            if *users == 0 {
+                let last = mapped.remove(&self.address);
+                drop(mapped);
+                drop(last);
+            }
         }
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn is_same(one: &Buffer, other: &Buffer) -> bool {
-    match (one, other) {
-        (Buffer::Device(one), Buffer::Device(other)) => one.identity() == other.identity(),
-        (Buffer::Host(one), Buffer::Host(other)) => one.address() == other.address(),
-        _ => false,
-    }
 }
 
 pub(crate) fn address_of(buffer: &Buffer) -> u64 {
@@ -71,7 +68,7 @@ pub(crate) fn address_of(buffer: &Buffer) -> u64 {
 /// it.
 pub(crate) fn find(address: u64, length: u64) -> Option<(Buffer, u64)> {
     let mapped = lock(MAPPED.get());
-    let (start, buffer) = mapped.range(..=address).next_back()?;
+    let (start, (buffer, _)) = mapped.range(..=address).next_back()?;
     let offset = address - start;
     (offset.checked_add(length)? <= buffer.length()).then(|| (buffer.clone(), offset))
 }
@@ -137,6 +134,7 @@ pub(crate) fn allocate(
 
 /// The memory of an array, which stays as long as it is used.
 pub(crate) fn buffer_of(array: &Bound<'_, PyAny>) -> Result<Buffer> {
+    drop_unused(array.py());
     if let Ok(own) = array.cast::<Array>()
         && let Some(buffer) = own.get().buffer()
     {
@@ -166,8 +164,12 @@ pub(crate) fn buffer_of(array: &Bound<'_, PyAny>) -> Result<Buffer> {
     }
 }
 
-/// Are these bytes in memory that the library allocated or mapped?
+/// Are these bytes in memory that the library allocated or mapped, and that can be shared?
 #[pyfunction]
 pub(crate) fn _is_mapped(address: u64, length: u64) -> bool {
-    find(address, length).is_some()
+    match find(address, length) {
+        Some((Buffer::Host(buffer), _)) => !buffer.is_read_only(),
+        Some(_) => true,
+        None => false,
+    }
 }

@@ -2,19 +2,20 @@
 #![allow(unsafe_code)]
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use crossbeam_channel::Sender;
 use gpu::{DEFAULT_TIMEOUT, Device, DeviceName, Point};
+use ipc::PerProcess;
 use pubsub::{MemoryLocation, NodeOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use transfer::{Buffer, ElementType, HostBuffer, OpenedBuffer, Share, SharedBuffer, Tensor};
 
-use crate::array::{Array, Owner, Source, SourceDevice};
+use crate::array::{Array, Owner, Source, SourceDevice, zeroed};
 use crate::data_type::DataType;
 use crate::failure::{Failure, Result};
-use crate::kept::Kept;
+use crate::kept::{Kept, drop_unused};
 use crate::layout::Layout;
 use crate::memory::{OwnMemory, address_of, find};
 use crate::streams::UsingStreams;
@@ -23,8 +24,6 @@ use crate::waits::{Timeout, interruptibly};
 
 const SHARE: &str = "share memory";
 const OPEN: &str = "open shared memory";
-/// An opening that takes longer can be interrupted.
-const SHORT: Duration = Duration::from_millis(50);
 
 /// Memory that this process shares. Other processes open it by the token, until this is closed and
 /// deleted; those that have opened it keep it.
@@ -98,8 +97,10 @@ fn tensor_of(source: &Source, byte_offset: u64) -> Result<Tensor> {
 
 /// A copy of an array in new memory of the host.
 fn copied(py: Python<'_>, source: &Source) -> Result<(Buffer, Tensor)> {
+    // Also refuses elements that share bytes, in an array with gaps.
+    let (first, extent) = source.extent(SHARE)?;
     let length = source.length();
-    let mut bytes = vec![0; length as usize];
+    let mut bytes = zeroed(SHARE, length)?;
     match source.device() {
         SourceDevice::Host => {
             let (from, data_type, layout) =
@@ -109,12 +110,11 @@ fn copied(py: Python<'_>, source: &Source) -> Result<(Buffer, Tensor)> {
             py.detach(move || unsafe { from.copy(data_type, &layout, target.as_mut_ptr()) });
         }
         SourceDevice::Cuda(number) => {
-            let (first, extent) = source.extent(SHARE)?;
             let start = source.address().wrapping_add_signed(first);
             let device = Device::open(DeviceName::cuda(number))?;
             // SAFETY: the caller has the source, and the copy is waited for.
             let memory = unsafe { device.adopt(start, extent, ()) }?;
-            let mut reached = vec![0; extent as usize];
+            let mut reached = zeroed(SHARE, extent)?;
             py.detach(|| {
                 let stream = device.default_stream()?;
                 stream.download(&memory.whole(), &mut reached, DEFAULT_TIMEOUT)
@@ -202,6 +202,7 @@ pub(crate) fn share(
     copy: bool,
     directory: Option<PathBuf>,
 ) -> Result<PyShared> {
+    drop_unused(py);
     let source = Source::of(SHARE, array)?;
     let readonly = readonly || (source.is_read_only() && !copy);
     let shared = match copy || source.length() == 0 {
@@ -233,10 +234,6 @@ impl Owner for OpenedMemory {
         self.own.read(address, into)
     }
 
-    fn buffer(&self) -> Option<Buffer> {
-        self.own.buffer()
-    }
-
     fn used_by(&self, stream: u64) -> Result<()> {
         self.streams.add(stream);
         Ok(())
@@ -248,14 +245,36 @@ impl Drop for OpenedMemory {
         let Some(opened) = self.opened.take() else { return };
         if let Some(point) = last_use(&opened, &self.streams) {
             // Whoever drops it last is not to wait.
-            let kept = opened.clone();
-            let waiting = threads::spawn("fabricast-release", move || {
-                // A device that failed does not use it any more.
-                let _ = point.wait(DEFAULT_TIMEOUT);
-                drop(kept);
-            });
-            drop(waiting);
+            release_after(point, opened);
         }
+    }
+}
+
+/// Memory that work of streams still uses, and when it is done.
+type Releases = OnceLock<Option<Sender<(Point, OpenedBuffer)>>>;
+
+/// Drops a buffer when work is done, in a thread.
+fn release_after(point: Point, opened: OpenedBuffer) {
+    static RELEASES: PerProcess<Releases> = PerProcess::new();
+    let releases = RELEASES.get().get_or_init(|| {
+        let (sender, receiver) = crossbeam_channel::unbounded::<(Point, OpenedBuffer)>();
+        let release = move || {
+            for (point, opened) in receiver {
+                // A device that failed does not use it any more; one that is late does.
+                while let Err(error) = point.wait(DEFAULT_TIMEOUT) {
+                    if error.kind() != gpu::ErrorKind::DeadlineExceeded {
+                        break;
+                    }
+                }
+                drop(opened);
+            }
+        };
+        threads::spawn("fabricast-release", release).is_ok().then_some(sender)
+    });
+    match releases {
+        Some(releases) => drop(releases.send((point, opened))),
+        // Without a thread it stays: the work may still use it.
+        None => std::mem::forget(opened),
     }
 }
 
@@ -291,17 +310,11 @@ pub(crate) fn open(
         Some(MemoryLocation::Host) | None => None,
     };
     let directory = directory_or_default(directory);
-    let open = move |timeout| {
+    let open = move || {
         let device = device.map(Device::open).transpose()?;
         Ok::<_, Failure>(transfer::open(&token, &directory, device.as_ref(), timeout)?)
     };
-    // Mostly it takes microseconds: without another thread.
-    let opened = match py.detach(|| open(timeout.min(SHORT))) {
-        Err(error) if error.is_of("DeadlineExceeded") && timeout > SHORT => {
-            interruptibly(py, OPEN, move || open(timeout - SHORT))?
-        }
-        opened => opened?,
-    };
+    let opened = interruptibly(py, OPEN, open)?;
     let Tensor { element, shape, strides, .. } = opened.tensor().clone();
     let (code, bits, lanes) = element.codes();
     let described = format!("elements {element:?} in shape {shape:?} with strides {strides:?}");

@@ -72,7 +72,10 @@ pub(crate) extern "C" fn fabricast_torch_malloc(
         .and_then(|number| pool_of(number).map_err(|error| tracing::error!("{error}")))
         .and_then(|pool| {
             let handle = stream.expose_provenance() as u64;
-            let block = pool.allocate(length as u64, handle);
+            let block = pool.allocate(length as u64, handle, &|point| {
+                // SAFETY: the framework's stream.
+                unsafe { pool.device().adopt_stream(handle) }.ok()?.wait_for(point).ok()
+            });
             block.map_err(|error| tracing::error!("{error}; {:?}", pool.statistics()))
         });
     match allocated {

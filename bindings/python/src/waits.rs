@@ -1,8 +1,10 @@
 //! Waits: without the lock of the interpreter, and ended by Ctrl-C.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::RecvTimeoutError;
+use crossbeam_channel::{RecvTimeoutError, Sender};
+use ipc::PerProcess;
 use pyo3::marker::Ungil;
 use pyo3::prelude::*;
 
@@ -90,6 +92,51 @@ pub(crate) fn unless_late<T>(result: pubsub::Result<T>) -> Result<Option<T>> {
     }
 }
 
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Threads of earlier calls that wait for another one.
+static IDLE: PerProcess<Mutex<Vec<Sender<Job>>>> = PerProcess::new();
+/// How long they wait.
+const IDLE_TIME: Duration = Duration::from_secs(5);
+
+fn idle() -> MutexGuard<'static, Vec<Sender<Job>>> {
+    IDLE.get().lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs a job in a thread that waits for one, or in a new one.
+fn run_in_thread(operation: &'static str, job: Job) -> Result<()> {
+    let mut job = job;
+    loop {
+        let waiting = idle().pop();
+        let Some(thread) = waiting else { break };
+        match thread.send(job) {
+            Ok(()) => return Ok(()),
+            // Its time was over.
+            Err(unsent) => job = unsent.into_inner(),
+        }
+    }
+    let started = threads::spawn("fabricast-call", move || {
+        job();
+        let (sender, receiver) = crossbeam_channel::bounded::<Job>(1);
+        loop {
+            idle().push(sender.clone());
+            match receiver.recv_timeout(IDLE_TIME) {
+                Ok(job) => job(),
+                Err(_) => {
+                    idle().retain(|other| !other.same_channel(&sender));
+                    // One that was sent at the last moment.
+                    if let Ok(job) = receiver.try_recv() {
+                        job();
+                        continue;
+                    }
+                    return;
+                }
+            }
+        }
+    });
+    started.map(drop).map_err(|error| Failure::new("TooMany", operation, error))
+}
+
 /// Makes a call that has a deadline of its own, in a thread, so that Ctrl-C ends the wait for it.
 /// Then the call goes on, and its result is dropped.
 ///
@@ -101,11 +148,9 @@ pub(crate) fn interruptibly<T: Send + 'static, E: Into<Failure> + Send + 'static
     call: impl FnOnce() -> std::result::Result<T, E> + Send + 'static,
 ) -> Result<T> {
     let (sender, receiver) = crossbeam_channel::bounded(1);
-    let started = threads::spawn("fabricast-call", move || {
-        // Without a receiver the caller was interrupted.
-        let _ = sender.send(call());
-    });
-    started.map_err(|error| Failure::new("TooMany", operation, error))?;
+    // Without a receiver the caller was interrupted.
+    let job = move || drop(sender.send(call()));
+    py.detach(|| run_in_thread(operation, Box::new(job)))?;
     loop {
         let receiver = &receiver;
         match py.detach(move || receiver.recv_timeout(SLICE)) {

@@ -42,6 +42,7 @@ pub struct ShareClient {
 /// A connection, which exists as long as memory that was opened by it.
 #[derive(Debug)]
 struct Connection {
+    fork_generation: ForkGeneration,
     _not_inherited: NotInherited,
     channel: Channel,
     /// The number of the next memory that is opened.
@@ -50,12 +51,24 @@ struct Connection {
     released: Mutex<Vec<u64>>,
 }
 
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // A child that was forked in between may have the socket, too.
+        if self.fork_generation.is_current() {
+            self.channel.end();
+        }
+    }
+}
+
+/// How long a release waits for the service. What it does not take is sent with the next message.
+const RELEASE_TIMEOUT: Duration = Duration::from_millis(100);
+
 impl Connection {
     /// Sends what is not used any more, as far as the service takes it.
     fn send_released(&self) {
         let mut released = lock(&self.released);
         while let Some(number) = released.last() {
-            match self.channel.send(&Request::Release(*number).encode(), &[], Duration::ZERO) {
+            match self.channel.send(&Request::Release(*number).encode(), &[], RELEASE_TIMEOUT) {
                 // It is sent with the next request.
                 Err(ChannelError::DeadlineExceeded { .. }) => return,
                 _ => released.pop(),
@@ -148,6 +161,7 @@ impl ShareClient {
             let mut pieces = self.request_handle(connection, name, end)?;
             let count = pieces.metadata.pieces();
             let descriptors = (0..count).map(|_| pieces.next()).collect::<Result<_>>()?;
+            pieces.confirm();
             Ok(Handle { metadata: pieces.metadata, descriptors })
         })
     }
@@ -163,26 +177,16 @@ impl ShareClient {
         device: Option<&Device>,
         timeout: Duration,
     ) -> Result<OpenedBuffer> {
-        self.open_keeping(name, device, timeout, false)
-    }
-
-    /// As [`open`](Self::open); the mapping is kept for a while if more memory of the kind is
-    /// expected.
-    pub(super) fn open_keeping(
-        &self,
-        name: &str,
-        device: Option<&Device>,
-        timeout: Duration,
-        is_kept: bool,
-    ) -> Result<OpenedBuffer> {
         self.with_connection(name, ipc::deadline(timeout), |connection, end| {
             let mut pieces = self.request_handle(connection, name, end)?;
             let metadata = pieces.metadata.clone();
             let opened = self.opener.open_pieces(&metadata, device, &mut || pieces.next());
-            if is_kept && let Ok(opened) = &opened {
-                self.opener.keep(opened);
+            let opened = opened.map_err(|error| self.with_path(error))?;
+            if metadata.is_of_pool {
+                self.opener.keep(&opened);
             }
-            Ok(opened.map_err(|error| self.with_path(error))?.held(Arc::new(pieces.held)))
+            pieces.confirm();
+            Ok(opened.held(Arc::new(pieces.held)))
         })
     }
 
@@ -250,7 +254,14 @@ impl ShareClient {
         if self.trusted.contains(&peer.user) {
             let _not_inherited = NotInherited::new(&channel);
             let (next, released) = (AtomicU64::new(0), Mutex::default());
-            return Ok(Arc::new(Connection { _not_inherited, channel, next, released }));
+            let fork_generation = self.fork_generation;
+            return Ok(Arc::new(Connection {
+                fork_generation,
+                _not_inherited,
+                channel,
+                next,
+                released,
+            }));
         }
         let detail = format!("the service belongs to user {}", peer.user);
         Err(self.with_path(Error::new(CONNECT, ErrorKind::Denied, detail)))
@@ -264,17 +275,18 @@ impl ShareClient {
         end: Instant,
     ) -> Result<HandlePieces<'a>> {
         let number = connection.next.fetch_add(1, Ordering::Relaxed);
+        // Also released if the reply is late.
+        let held = HeldByService {
+            connection: Arc::clone(connection),
+            number,
+            fork_generation: self.fork_generation,
+        };
         let request = Request::Open(name.to_owned(), number);
         let (reply, _) = self.exchange(connection, &request, end)?;
         let (kind, detail) = match reply {
             Reply::Handle(bytes) => {
                 let metadata =
                     HandleMetadata::decode(&bytes).map_err(|error| self.with_path(error))?;
-                let held = HeldByService {
-                    connection: Arc::clone(connection),
-                    number,
-                    fork_generation: self.fork_generation,
-                };
                 let received = VecDeque::new();
                 return Ok(HandlePieces { client: self, metadata, held, received, taken: 0, end });
             }
@@ -328,6 +340,12 @@ struct HandlePieces<'a> {
 }
 
 impl HandlePieces<'_> {
+    /// Tells the service that the memory is mapped. Should the message be lost, the connection is.
+    fn confirm(&self) {
+        let mapped = Request::Mapped(self.held.number).encode();
+        let _ = self.held.connection.channel.send(&mapped, &[], RELEASE_TIMEOUT);
+    }
+
     fn next(&mut self) -> Result<OwnedFd> {
         if self.received.is_empty() && self.taken < self.metadata.pieces() {
             let request = Request::Pieces(self.held.number, self.taken as u32);

@@ -31,7 +31,9 @@ pub use protocol::MAX_NAME_LENGTH;
 /// Maximum of concurrent connections per user that hold no memory.
 const MAX_PER_USER: usize = 16;
 /// Maximum of connections that hold memory.
-const MAX_HOLDING: usize = 4096;
+const MAX_HOLDING: usize = 1024;
+/// Maximum of memories that a connection holds.
+const MAX_HELD: usize = 1 << 16;
 
 #[derive(Debug)]
 struct State {
@@ -47,8 +49,17 @@ struct Published {
     is_for_one: bool,
 }
 
+/// Memory that a client holds.
+#[derive(Debug)]
+struct HeldMemory {
+    buffer: Arc<SharedBuffer>,
+    /// The name of memory for one receiver, until that has mapped it: if it gives up before, another
+    /// one may open it.
+    unconfirmed: Option<String>,
+}
+
 /// Memory that a client opened, by the numbers that it gave it.
-type Held = HashMap<u64, Arc<SharedBuffer>>;
+type Held = HashMap<u64, HeldMemory>;
 
 /// The requests of all connections. A connection that holds memory is a registered client.
 struct Requests<'a> {
@@ -69,14 +80,27 @@ impl Requests<'_> {
             let cause = format!("{MAX_HOLDING} clients hold memory, the maximum");
             return reply(channel, &Reply::Failed(cause), &[]);
         }
+        if held.len() >= MAX_HELD || held.contains_key(&number) {
+            let cause = format!("a client holds {MAX_HELD} memories, the maximum");
+            return reply(channel, &Reply::Failed(cause), &[]);
+        }
         if !reply(channel, &Reply::Handle(buffer.metadata().encode()), &[]) {
             return false;
         }
+        let unconfirmed = is_for_one.then(|| name.to_owned());
         if is_for_one {
             lock(&self.state.shared).remove(name);
         }
-        held.insert(number, buffer);
+        held.insert(number, HeldMemory { buffer, unconfirmed });
         true
+    }
+
+    /// Ends the use of memory by a client.
+    fn release(&self, memory: HeldMemory) {
+        let HeldMemory { buffer, unconfirmed } = memory;
+        if let Some(name) = unconfirmed {
+            lock(&self.state.shared).insert(name, Published { buffer, is_for_one: true });
+        }
     }
 
     /// Handles a request. False if the client cannot take the reply.
@@ -84,26 +108,46 @@ impl Requests<'_> {
         match request {
             Request::Open(name, number) => self.open(channel, &name, number, held),
             Request::Pieces(number, first) => {
-                let Some(buffer) = held.get(&number) else {
+                let Some(memory) = held.get(&number) else {
                     return reply(channel, &Reply::Unknown, &[]);
                 };
-                match buffer.descriptors(first as usize, PIECES_PER_MESSAGE) {
+                match memory.buffer.descriptors(first as usize, PIECES_PER_MESSAGE) {
                     Ok(descriptors) => reply(channel, &Reply::Pieces, &descriptors),
                     Err(error) => reply(channel, &Reply::Failed(error.to_string()), &[]),
                 }
             }
+            Request::Mapped(number) => {
+                if let Some(memory) = held.get_mut(&number) {
+                    memory.unconfirmed = None;
+                }
+                true
+            }
             Request::Release(number) => {
-                held.remove(&number);
+                if let Some(memory) = held.remove(&number) {
+                    self.release(memory);
+                }
                 true
             }
         }
     }
 }
 
-/// False if the client cannot take it at once.
+/// False if the client cannot take it at once. If the system refuses the descriptors, the client
+/// gets the reason: it keeps its connection, and what it holds.
 fn reply(channel: &Channel, reply: &Reply, descriptors: &[OwnedFd]) -> bool {
     let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-    channel.send(&reply.encode(), &descriptors, Duration::ZERO).is_ok()
+    match channel.send(&reply.encode(), &descriptors, Duration::ZERO) {
+        Ok(()) => true,
+        Err(ChannelError::Closed | ChannelError::DeadlineExceeded { .. }) => false,
+        Err(error) if descriptors.is_empty() => {
+            tracing::debug!(%error, "a reply was not sent");
+            false
+        }
+        Err(error) => {
+            let refused = Reply::Failed(error.to_string()).encode();
+            channel.send(&refused, &[], Duration::ZERO).is_ok()
+        }
+    }
 }
 
 impl Handler for Requests<'_> {
@@ -129,8 +173,9 @@ impl Handler for Requests<'_> {
         is_open
     }
 
-    fn disconnected(&mut self, _held: Held) {
+    fn disconnected(&mut self, held: Held) {
         self.holding -= 1;
+        held.into_values().for_each(|memory| self.release(memory));
     }
 }
 

@@ -241,7 +241,7 @@ pub fn open(
         let new = || Arc::new(ShareClient::new(&path, &[]));
         Arc::clone(clients.entry(path.clone()).or_insert_with(new))
     };
-    client.open_keeping(&name, device, timeout, true).map_err(|error| match error.kind() {
+    client.open(&name, device, timeout).map_err(|error| match error.kind() {
         ErrorKind::Closed => {
             lock(CLIENTS.get()).remove(&path);
             let detail =

@@ -6,6 +6,7 @@
 //!                                  ◄    Handle                                the service holds it
 //! Pieces(number, first piece)      ►                                          unless it is mapped already
 //!                                  ◄    Pieces, with descriptors
+//! Mapped(number)                   ►                                          it is for no other receiver
 //!   … uses the memory …
 //! Release(number)                  ►
 //! ```
@@ -30,6 +31,8 @@ pub(super) enum Request {
     Open(String, u64),
     /// Descriptors of opened memory, from this piece on.
     Pieces(u64, u32),
+    /// Opened memory is mapped: what is for one receiver has one. There is no reply.
+    Mapped(u64),
     /// Opened memory is not used any more. There is no reply.
     Release(u64),
 }
@@ -98,7 +101,7 @@ mod tests {
         assert_eq!(Request::decode(b"\x02\x00\x07weights"), None, "truncated");
         assert_eq!(Request::decode(b"\x02\x00\x07weights\x05."), None, "trailing bytes");
         assert_eq!(Request::decode(b"GET / HTTP/1.1"), None);
-        for request in [Request::Pieces(7, 64), Request::Release(9)] {
+        for request in [Request::Pieces(7, 64), Request::Mapped(8), Request::Release(9)] {
             assert_eq!(Request::decode(&request.encode()), Some(request));
         }
     }

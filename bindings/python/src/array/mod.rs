@@ -20,6 +20,21 @@ use crate::layout::Layout;
 
 pub(crate) use source::{Source, SourceDevice};
 
+/// Zeros on the host. A length that comes from a shape may be more than there is.
+pub(crate) fn zeroed(operation: &'static str, length: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    match bytes.try_reserve_exact(length as usize) {
+        Ok(()) => {
+            bytes.resize(length as usize, 0);
+            Ok(bytes)
+        }
+        Err(_) => {
+            let cause = format!("the host has no {length} bytes for a copy");
+            Err(Failure::new("OutOfMemory", operation, cause))
+        }
+    }
+}
+
 /// What keeps the memory of arrays, until the last of them and of their views is gone.
 pub(crate) trait Owner: fmt::Debug + Send + Sync {
     /// Copies bytes from this address on, which are in the memory.
@@ -96,7 +111,7 @@ impl Array {
     fn read(&self, into: &mut [u8]) -> Result<()> {
         match self.layout.extent(self.data_type) {
             Some((first, length)) if !self.layout.is_contiguous() => {
-                let mut bytes = vec![0; length as usize];
+                let mut bytes = zeroed("read array", length)?;
                 self.owner.read(self.address.wrapping_add_signed(first), &mut bytes)?;
                 self.layout.gather(self.data_type, &bytes, into);
                 Ok(())
@@ -107,7 +122,7 @@ impl Array {
     }
 
     fn copy(&self) -> Result<Self> {
-        let mut bytes = vec![0; self.length()].into_boxed_slice();
+        let mut bytes = zeroed("copy array", self.length() as u64)?.into_boxed_slice();
         self.read(&mut bytes)?;
         Ok(Self {
             address: bytes.as_ptr().addr() as u64,

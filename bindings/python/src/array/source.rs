@@ -260,6 +260,11 @@ impl Source {
             },
             false => SourceDevice::Host,
         };
+        if let (SourceDevice::Cuda(number), Some(stream)) = (device, interface.get_item("stream")?)
+            && !stream.is_none()
+        {
+            wait_for_producer(operation, number, stream.extract()?)?;
+        }
         Ok(Self {
             address,
             data_type,
@@ -328,6 +333,27 @@ impl HostBytes {
             unsafe { ptr::copy_nonoverlapping(from, into.add(number * row_bytes), row_bytes) };
         }
     }
+}
+
+/// Lets the default stream of a device wait for the stream that writes an array.
+fn wait_for_producer(operation: &'static str, number: u32, handle: u64) -> Result<()> {
+    let handle = match handle {
+        // The default stream by itself.
+        0 | 1 => return Ok(()),
+        2 => {
+            let cause =
+                "its \"stream\" is the per-thread default stream, which differs in each thread";
+            return Err(Failure::invalid(operation, cause));
+        }
+        handle => handle,
+    };
+    let device = Device::open(DeviceName::cuda(number))?;
+    // SAFETY: the producer says that it is a stream of the device, which it has.
+    let producer = unsafe { device.adopt_stream(handle) }?;
+    if !producer.is_done()? {
+        device.default_stream()?.wait_for(&producer.point()?)?;
+    }
+    Ok(())
 }
 
 fn in_elements(operation: &'static str, strides: &[isize], item_size: isize) -> Result<Vec<i64>> {
