@@ -40,7 +40,7 @@ fn blocks() -> MutexGuard<'static, Blocks> {
 
 /// The current device; None for a request that is not handled here.
 fn device_for(length: usize) -> Option<Device> {
-    if (length as u64) < settings().min_bytes {
+    if !settings().allocates(length) {
         return None;
     }
     Device::open(DeviceName::cuda(current_device()?)).ok()
@@ -116,7 +116,7 @@ pub(crate) fn export(address: u64) -> Option<[u8; 64]> {
     if block.share.is_none() {
         let tensor = Tensor::bytes(block.memory.length());
         let shared = SharedBuffer::new(&block.memory, &tensor).ok()?;
-        block.share = Some(transfer::share(&settings().directory, shared).ok()?);
+        block.share = Some(transfer::share(settings().directory(), shared).ok()?);
     }
     let token = block.share.as_ref()?.short_token()?;
     let mut handle = [0; 64];
@@ -126,9 +126,9 @@ pub(crate) fn export(address: u64) -> Option<[u8; 64]> {
 
 /// Maps the block of a handle. None for a handle of the driver.
 pub(crate) fn open(handle: &[u8; 64]) -> Option<Result<u64, transfer::Error>> {
-    let token = handle.first_chunk().filter(|token| transfer::is_short_token(*token))?;
+    let token = handle.first_chunk().filter(|token| transfer::is_short_token(token))?;
     let device = Device::open(DeviceName::cuda(current_device()?)).ok()?;
-    let opened = transfer::open(token, &settings().directory, Some(&device), TIMEOUT);
+    let opened = transfer::open(token, settings().directory(), Some(&device), TIMEOUT);
     Some(opened.map(|opened| {
         let address = opened.address();
         log(|| format!("cudaIpcOpenMemHandle: mapped at {address:#x} for {}", device.name()));

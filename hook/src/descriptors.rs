@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Process ids are those of a PID namespace: containers that share the directory have the same ones.
 fn socket_of(process: u32) -> PathBuf {
     let namespace = fs::metadata("/proc/self/ns/pid").map_or(0, |found| found.ino());
-    settings().directory.join(format!("hook-{namespace}-{process}"))
+    settings().directory().join(format!("hook-{namespace}-{process}"))
 }
 
 /// Is the directory of this user alone? Otherwise another user could have made the socket.
@@ -38,7 +38,7 @@ fn is_private(directory: &std::path::Path) -> bool {
 pub(crate) fn serve() {
     static SERVED: PerProcess<OnceLock<bool>> = PerProcess::new();
     SERVED.get().get_or_init(|| {
-        let directory = &settings().directory;
+        let directory = settings().directory();
         let _ = fs::DirBuilder::new().mode(0o700).recursive(true).create(directory);
         let path = socket_of(std::process::id());
         let listener = is_private(directory).then(|| ChannelListener::bind(&path));
@@ -74,7 +74,7 @@ fn answer(channel: &Channel) -> Option<()> {
         (copy >= 0).then(|| OwnedFd::from_raw_fd(copy))?
     };
     let shown = fs::read_link(format!("/proc/self/fd/{}", copy.as_raw_fd())).ok()?;
-    if !shown.to_str()?.starts_with(&settings().descriptors) {
+    if !settings().sends(&shown) {
         return channel.send(b"refused", &[], TIMEOUT).ok();
     }
     channel.send(b"", &[copy.as_fd()], TIMEOUT).ok()
@@ -85,7 +85,7 @@ pub(crate) fn request(pidfd: RawFd, number: RawFd) -> Option<RawFd> {
     let information = fs::read_to_string(format!("/proc/self/fdinfo/{pidfd}")).ok()?;
     let process = information.lines().find_map(|line| line.strip_prefix("Pid:"))?;
     let process: u32 = process.trim().parse().ok()?;
-    if !is_private(&settings().directory) {
+    if !is_private(settings().directory()) {
         return None;
     }
     let channel = Channel::connect(&socket_of(process), TIMEOUT).ok()?;

@@ -1,20 +1,37 @@
 //! Settings, from the environment. A program that preloads this library has no other place for them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 /// Settings of this process.
 #[derive(Debug)]
 pub(crate) struct Settings {
     /// Shorter blocks are left to the original function: `FABRICAST_HOOK_MIN_BYTES`, 1 MiB.
-    pub(crate) min_bytes: u64,
+    min_bytes: u64,
     /// What `/proc/self/fd` shows for descriptors that other processes may get:
     /// `FABRICAST_HOOK_DESCRIPTORS`, those of NVIDIA's driver.
-    pub(crate) descriptors: String,
+    descriptors: String,
     /// Does it report what it does on standard error? `FABRICAST_HOOK_LOG=1`.
-    pub(crate) is_logged: bool,
+    is_logged: bool,
     /// Directory of the sockets.
-    pub(crate) directory: PathBuf,
+    directory: PathBuf,
+}
+
+impl Settings {
+    /// Does this library allocate blocks of this length?
+    pub(crate) fn allocates(&self, length: usize) -> bool {
+        length as u64 >= self.min_bytes
+    }
+
+    /// May other processes get a descriptor that `/proc/self/fd` shows like this?
+    pub(crate) fn sends(&self, shown: &Path) -> bool {
+        shown.to_str().is_some_and(|shown| shown.starts_with(&self.descriptors))
+    }
+
+    /// Directory of the sockets.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
 }
 
 /// Those of this process, read once.

@@ -19,7 +19,7 @@ use crate::kept::{Kept, drop_unused};
 use crate::layout::Layout;
 use crate::memory::{OwnMemory, address_of, find};
 use crate::streams::UsingStreams;
-use crate::torch_allocator::{PoolMemory, find_in_pool};
+use crate::torch_allocator::find_in_pool;
 use crate::waits::{Timeout, interruptibly};
 
 const SHARE: &str = "share memory";
@@ -151,7 +151,7 @@ fn in_place(py: Python<'_>, source: Source, is_read_only: bool) -> Result<Shared
         return Err(Failure::invalid(SHARE, cause));
     };
     wait_for_writers(py, &source)?;
-    if let Some(PoolMemory { memory, identity }) = find_in_pool(number, start, length)
+    if let Some((memory, identity)) = find_in_pool(number, start, length)
         && !is_read_only
     {
         let tensor = tensor_of(&source, source.address() - memory.address())?;

@@ -32,14 +32,8 @@ fn pool_of(number: u32) -> gpu::Result<Arc<Pool>> {
     Ok(pool)
 }
 
-/// A memory of a pool, with the identity of its shares.
-pub(crate) struct PoolMemory {
-    pub(crate) memory: Memory,
-    pub(crate) identity: [u8; 16],
-}
-
-/// The memory of a pool that contains these bytes of a device.
-pub(crate) fn find_in_pool(number: u32, address: u64, length: u64) -> Option<PoolMemory> {
+/// The memory of a pool that contains these bytes of a device, and the identity of its shares.
+pub(crate) fn find_in_pool(number: u32, address: u64, length: u64) -> Option<(Memory, [u8; 16])> {
     let pools = POOLS.get().lock().unwrap_or_else(PoisonError::into_inner);
     let memory = pools.get(&number)?.segment(address)?;
     drop(pools);
@@ -51,13 +45,13 @@ pub(crate) fn find_in_pool(number: u32, address: u64, length: u64) -> Option<Poo
     if let Some((known, identity)) = identities.get(&key)
         && known.upgrade().is_some_and(|known| known.identity() == memory.identity())
     {
-        return Some(PoolMemory { memory, identity: *identity });
+        return Some((memory, *identity));
     }
     identities.retain(|_, (known, _)| known.upgrade().is_some());
     let mut identity = [0; 16];
     getrandom::fill(&mut identity).ok()?;
     identities.insert(key, (memory.downgrade(), identity));
-    Some(PoolMemory { memory, identity })
+    Some((memory, identity))
 }
 
 /// Allocates memory for use in the order of a stream. Null without memory: the log has the reason.

@@ -25,7 +25,7 @@ pub(crate) fn zeroed(operation: &'static str, length: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     match bytes.try_reserve_exact(length as usize) {
         Ok(()) => {
-            bytes.resize(length as usize, 0);
+            bytes.extend(std::iter::repeat_n(0, length as usize));
             Ok(bytes)
         }
         Err(_) => {
