@@ -5,6 +5,7 @@
 
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,19 +18,37 @@ MEBI = 1 << 20
 NOBODY = 65534
 
 
+def copy_for_others(path, directory):
+    copy = directory / "copies" / pathlib.Path(path).name
+    if not copy.exists():
+        copy.parent.mkdir(exist_ok=True)
+        copy.parent.chmod(0o755)
+        if os.path.isdir(path):
+            shutil.copytree(path, copy, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, copy)
+        subprocess.run(["chmod", "-R", "a+rX", str(copy)], check=True)
+    return copy
+
+
 class Program:
     """A process that runs a program, and talks in lines."""
 
     def __init__(self, body, directory, preload=True, user=None, **variables):
+        hook, driver, here, python = os.environ["HOOK"], os.environ["FAKE_CUDA"], str(HERE), sys.executable
+        if user is not None:
+            # Another user may not see the directories of this one.
+            python = shutil.which("python3", path="/usr/bin:/bin") or python
+            hook, driver, here = [str(copy_for_others(path, directory)) for path in (hook, driver, here)]
         environment = dict(
-            os.environ, LD_LIBRARY_PATH=os.environ["FAKE_CUDA"], PYTHONPATH=str(HERE), FABRICAST_DIRECTORY=str(directory),
+            os.environ, LD_LIBRARY_PATH=driver, PYTHONPATH=here, FABRICAST_DIRECTORY=str(directory),
             PYTHONDONTWRITEBYTECODE="1", **variables,
         )
         if preload:
-            environment["LD_PRELOAD"] = os.environ["HOOK"]
+            environment["LD_PRELOAD"] = hook
         source = "from side import *\nimport os, sys, threading\nMEBI = 1 << 20\n" + textwrap.dedent(body)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", source], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [python, "-c", source], env=environment, cwd="/", text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             user=user, group=user,
         )
 
