@@ -242,6 +242,8 @@ def pool_of_tensors():
 
 
 def _agent_peer(connection, directory, device):
+    # PyTorch exports tensors of the current device only.
+    torch.cuda.set_device(device)
     agent = fabricast.Agent("peer", directory=directory)
     inbox = torch.zeros(1 << 20, device=device)
     region = agent.register(inbox, read=True, write=True)

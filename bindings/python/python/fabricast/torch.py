@@ -16,6 +16,7 @@ tensor([[0, 3],
 `install` lets `torch.multiprocessing` carry CUDA tensors in this way, too.
 """
 
+import contextlib as _contextlib
 import select as _select
 import socket as _socket
 import struct as _struct
@@ -98,7 +99,9 @@ def _message(tensor, directory, is_for_one):
     if bare.numel() == 0:
         sizes = [*bare.shape, *bare.stride()]
         return header + _struct.pack(f"<{len(sizes)}q", *sizes), None
-    shared = _fabricast.share(bare, copy=not _is_in_place(bare), directory=directory)
+    # PyTorch exports tensors of the current device only.
+    with _torch.cuda.device(bare.device) if bare.is_cuda else _contextlib.nullcontext():
+        shared = _fabricast.share(bare, copy=not _is_in_place(bare), directory=directory)
     if is_for_one:
         return header + shared.for_one_receiver(), None
     return header + shared.token, shared
