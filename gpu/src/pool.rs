@@ -1,4 +1,5 @@
 //! A pool of shareable memory for the allocators of frameworks, in the order of streams.
+#![allow(unsafe_code)]
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Mutex;
@@ -70,13 +71,11 @@ struct State {
 /// use gpu::{Device, Pool};
 /// let device = Device::open("emulated:0".parse()?)?;
 /// let pool = Pool::new(&device);
-/// let stream = device.stream()?;
-/// const STREAM: u64 = 7; // the framework's handle
-/// let follow = |point: &gpu::Point| stream.wait_for(point).ok();
-/// let address = pool.allocate(1 << 20, STREAM, &follow)?;
+/// // SAFETY: 0 is the default stream.
+/// let address = unsafe { pool.allocate(1 << 20, 0) }?;
 /// // … work on the stream uses it …
-/// pool.free(address, STREAM, Some(stream.point()?));
-/// assert_eq!(pool.allocate(1 << 20, STREAM, &follow)?, address);
+/// unsafe { pool.free(address, 0) };
+/// assert_eq!(unsafe { pool.allocate(1 << 20, 0) }?, address);
 /// # Ok::<(), gpu::Error>(())
 /// ```
 #[derive(Debug)]
@@ -119,17 +118,38 @@ impl Pool {
         &self.device
     }
 
-    /// Allocates a block, for use in the order of this stream: a number that the caller gives it.
-    /// The address is a multiple of 512.
+    /// Allocates a block, for use in the order of this stream of a framework: its handle, as for
+    /// [`adopt_stream`](Device::adopt_stream). The address is a multiple of 512.
     ///
-    /// `follow` lets the stream wait for a point, and returns None if it cannot: a block that it freed
-    /// itself may be used again at once. Without it a handle that a new stream has got from a
-    /// destroyed one would be taken for the same stream.
+    /// # Safety
+    /// It is a stream of the device now.
     ///
     /// # Errors
     /// [`OutOfMemory`](ErrorKind::OutOfMemory) or [`OverBudget`](ErrorKind::OverBudget), also after
     /// a wait for the work on freed blocks.
-    pub fn allocate(
+    pub unsafe fn allocate(&self, length: u64, stream: u64) -> Result<u64> {
+        // SAFETY: as the caller promises.
+        self.allocate_after(length, stream, &|point| unsafe {
+            self.device.delay_stream(stream, point).ok()
+        })
+    }
+
+    /// Frees a block, in the order of this stream. During a graph capture the end of its work is not
+    /// known: then only this stream uses the block again. False if it is no block of this pool, or
+    /// was freed before.
+    ///
+    /// # Safety
+    /// As for [`allocate`](Self::allocate).
+    pub unsafe fn free(&self, address: u64, stream: u64) -> bool {
+        // SAFETY: as the caller promises. A stream that is being captured is refused.
+        let adopted = unsafe { self.device.adopt_stream(stream) };
+        self.free_after(address, stream, adopted.and_then(|stream| stream.point()).ok())
+    }
+
+    /// `follow` lets the stream wait for a point, and returns None if it cannot: a block that it freed
+    /// itself may be used again at once. Without it a handle that a new stream has got from a
+    /// destroyed one would be taken for the same stream.
+    fn allocate_after(
         &self,
         length: u64,
         stream: u64,
@@ -158,10 +178,8 @@ impl Pool {
         Ok(address)
     }
 
-    /// Frees a block. `point` is the end of the work that was in its stream at this time; None if
-    /// that is not known, as during a graph capture: then only this stream uses the block again.
-    /// False if it is no block of this pool, or was freed before.
-    pub fn free(&self, address: u64, stream: u64, point: Option<Point>) -> bool {
+    /// `point` is the end of the work that was in the stream; None if that is not known.
+    fn free_after(&self, address: u64, stream: u64, point: Option<Point>) -> bool {
         let mut state = locked(&self.state);
         let Some(length) = state.blocks.length(address) else { return false };
         if !state.freed.insert(address) {
@@ -336,7 +354,7 @@ mod tests {
     impl Pool {
         /// For streams that are numbers only.
         fn take(&self, length: u64, stream: u64) -> Result<u64> {
-            self.allocate(length, stream, &|_| Some(()))
+            self.allocate_after(length, stream, &|_| Some(()))
         }
     }
 
@@ -355,9 +373,9 @@ mod tests {
         let block = pool.take(MEBI, 1).unwrap();
         // The work of the stream is not done.
         stream.wait_for_word(&gate.whole(), 1).unwrap();
-        assert!(pool.free(block, 1, Some(stream.point().unwrap())));
-        assert!(!pool.free(block + 1, 1, None) && !pool.free(0, 1, None));
-        assert!(!pool.free(block, 1, None), "twice");
+        assert!(pool.free_after(block, 1, Some(stream.point().unwrap())));
+        assert!(!pool.free_after(block + 1, 1, None) && !pool.free_after(0, 1, None));
+        assert!(!pool.free_after(block, 1, None), "twice");
         let other = pool.take(MEBI, 2).unwrap();
         assert_ne!(other, block);
         assert_eq!(pool.take(MEBI, 1).unwrap(), block);
@@ -371,7 +389,7 @@ mod tests {
         };
         assert_eq!(pool.statistics(), expected);
         // Freed at an unknown time: never for others.
-        assert!(pool.free(block, 1, None) && pool.free(other, 2, None));
+        assert!(pool.free_after(block, 1, None) && pool.free_after(other, 2, None));
         let opener = device.stream().unwrap();
         opener.write_word(&gate.whole(), 1).unwrap();
         stream.synchronize(LONGEST_WAIT).unwrap();
@@ -390,13 +408,13 @@ mod tests {
         assert_eq!(pool.segment(large + 5).unwrap().address(), large);
         assert!(pool.segment(small[9]).is_some() && pool.segment(0).is_none());
         assert_eq!(pool.statistics().reserved, 4 * SEGMENT_LENGTH);
-        pool.free(large, 1, point());
+        pool.free_after(large, 1, point());
         stream.synchronize(LONGEST_WAIT).unwrap();
-        small.iter().for_each(|block| assert!(pool.free(*block, 1, point())));
+        small.iter().for_each(|block| assert!(pool.free_after(*block, 1, point())));
         stream.synchronize(LONGEST_WAIT).unwrap();
         let last = pool.take(MEBI, 9).unwrap();
         assert!(pool.statistics().reserved <= 2 * SEGMENT_LENGTH, "{:?}", pool.statistics());
-        pool.free(last, 9, point());
+        pool.free_after(last, 9, point());
         stream.synchronize(LONGEST_WAIT).unwrap();
         pool.trim();
         let statistics = pool.statistics();
@@ -409,7 +427,6 @@ mod tests {
         let pool = Pool::new(&device);
         let blocks: Vec<_> = (0..3).map(|_| pool.take(SEGMENT_LENGTH, 1).unwrap()).collect();
         // SAFETY: memory of the pool, which outlives it.
-        #[allow(unsafe_code)]
         let adopted = unsafe { device.adopt(blocks[1] + 4096, MEBI, ()) }.unwrap();
         let pieces = adopted.pieces().unwrap();
         assert_eq!((pieces.offset, pieces.lengths), (4096, vec![SEGMENT_LENGTH]));
@@ -426,8 +443,8 @@ mod tests {
         let second = pool.take(SEGMENT_LENGTH, 1).unwrap();
         assert_eq!(pool.take(MEBI, 1).unwrap_err().kind(), ErrorKind::OverBudget);
         // Freed blocks are waited for.
-        pool.free(first, 1, Some(stream.point().unwrap()));
-        pool.free(second, 1, Some(stream.point().unwrap()));
+        pool.free_after(first, 1, Some(stream.point().unwrap()));
+        pool.free_after(second, 1, Some(stream.point().unwrap()));
         let whole = pool.take(2 * SEGMENT_LENGTH, 2);
         device.set_budget(before);
         assert!(whole.is_ok(), "{whole:?}");

@@ -84,6 +84,8 @@ struct InFlight {
     since_last: usize,
     /// Events, and how many operations each covers.
     marked: VecDeque<(Arc<dyn EventDriver>, usize)>,
+    /// The event behind all operations and waits so far, if there is one.
+    last: Option<Arc<dyn EventDriver>>,
     events: ReusePool<dyn EventDriver>,
     /// Empty: its capacity is reused for released references.
     spare: Vec<Retained>,
@@ -393,6 +395,7 @@ impl Stream {
         let block = block.map(|block| Retained::Block { _held: Arc::clone(block) });
         in_flight.retained.extend(memory.chain(block));
         in_flight.since_last += in_flight.retained.len() - before;
+        in_flight.last = None;
         begin(self.raw()).map_err(|error| error.on(self.device.name()))?;
         if in_flight.since_last >= SWEEP_INTERVAL {
             self.mark(driver, &mut in_flight)?;
@@ -410,6 +413,7 @@ impl Stream {
     ) -> Result<Arc<dyn EventDriver>> {
         let on = |error: Error| error.on(self.device.name());
         let is_reached = |event: &_| matches!(driver.is_event_done(event), Ok(true));
+        in_flight.last = None;
         let event = match in_flight.events.take(is_reached) {
             Some(event) => event,
             None => {
@@ -426,6 +430,7 @@ impl Stream {
             let count = std::mem::take(&mut in_flight.since_last);
             in_flight.marked.push_back((Arc::clone(&event), count));
         }
+        in_flight.last = Some(Arc::clone(&event));
         Ok(event)
     }
 
@@ -549,7 +554,10 @@ impl Stream {
             if in_flight.retained.is_empty() && !self.waits.is_open() {
                 return Ok(());
             }
-            self.mark(driver, &mut in_flight)?
+            match in_flight.last.clone() {
+                Some(last) => last,
+                None => self.mark(driver, &mut in_flight)?,
+            }
         };
         waiting::wait_until(operation, timeout, || retry_unless_over(driver.is_event_done(&*last)))
     }
@@ -626,7 +634,8 @@ impl Device {
     /// Adopts a stream of another library, such as a framework's current one, by the driver's
     /// handle (a `cudaStream_t`; 0 is the default stream). Operations that either library
     /// starts on it run in the order of their start. Dropping the returned stream does not
-    /// destroy it; it waits for the operations that were started here, and not for others.
+    /// destroy it; it waits for the operations that were started here, and not for others. After the
+    /// last [point](Stream::point), if that is reached, it neither waits nor accesses the stream.
     ///
     /// An emulated device has no default stream: 0 returns a new one.
     ///
@@ -642,6 +651,21 @@ impl Device {
         // SAFETY: the caller's promise.
         let raw = self.call("adopt stream", |driver| unsafe { driver.adopt_stream(handle) })?;
         Ok(Stream::new(self, raw, true))
+    }
+
+    /// Lets a stream of another library wait for a point, as that library would do it: the caller
+    /// does not wait, and this library does not keep track of the wait.
+    ///
+    /// # Errors
+    /// As for [`adopt_stream`](Self::adopt_stream).
+    ///
+    /// # Safety
+    /// As for [`adopt_stream`](Self::adopt_stream), during this call.
+    pub unsafe fn delay_stream(&self, handle: u64, until: &Point) -> Result<()> {
+        self.call("delay stream", |driver| {
+            // SAFETY: the caller's promise.
+            unsafe { driver.adopt_stream(handle) }?.wait(until.raw())
+        })
     }
 }
 

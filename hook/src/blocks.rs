@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gpu::{Device, DeviceName, Memory, Point, Pool};
+use gpu::{Device, DeviceName, Memory, Pool};
 use ipc::PerProcess;
-use transfer::{OpenedBuffer, Share, SharedBuffer, Tensor};
+use transfer::{OpenedBuffer, SHORT_TOKEN_LENGTH, Share, SharedBuffer, Tensor};
 
 use crate::original::{Code, cudaDeviceSynchronize, current_device};
 use crate::settings::{log, settings};
@@ -84,11 +84,8 @@ pub(crate) fn allocate_async(length: usize, stream: u64) -> Option<u64> {
         let new = || Arc::new(Pool::new(&device));
         Arc::clone(blocks.pools.entry(device.name().number).or_insert_with(new))
     };
-    let follow = |point: &Point| {
-        // SAFETY: the caller's stream.
-        unsafe { device.adopt_stream(stream) }.ok()?.wait_for(point).ok()
-    };
-    pool.allocate(length as u64, stream, &follow).ok()
+    // SAFETY: the caller's stream.
+    unsafe { pool.allocate(length as u64, stream) }.ok()
 }
 
 /// The pool of a block of [`allocate_async`].
@@ -101,9 +98,7 @@ pub(crate) fn pool_of(address: u64) -> Option<Arc<Pool>> {
 pub(crate) fn free_async(address: u64, stream: u64) -> Option<()> {
     let pool = pool_of(address)?;
     // SAFETY: the caller's stream.
-    let stream_now = unsafe { pool.device().adopt_stream(stream) };
-    let point = stream_now.and_then(|stream| stream.point()).ok();
-    pool.free(address, stream, point).then_some(())
+    unsafe { pool.free(address, stream) }.then_some(())
 }
 
 /// The handle by which other processes map the block of this address.
@@ -118,15 +113,15 @@ pub(crate) fn export(address: u64) -> Option<[u8; 64]> {
         let shared = SharedBuffer::new(&block.memory, &tensor).ok()?;
         block.share = Some(transfer::share(settings().directory(), shared).ok()?);
     }
-    let token = block.share.as_ref()?.short_token()?;
+    let token = block.share.as_ref()?.short_token();
     let mut handle = [0; 64];
-    handle[..token.len()].copy_from_slice(&token);
+    handle[..SHORT_TOKEN_LENGTH].copy_from_slice(&token);
     Some(handle)
 }
 
 /// Maps the block of a handle. None for a handle of the driver.
 pub(crate) fn open(handle: &[u8; 64]) -> Option<Result<u64, transfer::Error>> {
-    let token = handle.first_chunk().filter(|token| transfer::is_short_token(token))?;
+    let token = handle.get(..SHORT_TOKEN_LENGTH).filter(|token| transfer::is_token(token))?;
     let device = Device::open(DeviceName::cuda(current_device()?)).ok()?;
     let opened = transfer::open(token, settings().directory(), Some(&device), TIMEOUT);
     Some(opened.map(|opened| {
