@@ -109,7 +109,7 @@ RECEIVER = """
 def test_processes_share_a_block(start, preload):
     owner, receiver = start(OWNER, preload=preload), start(RECEIVER, preload=preload)
     handle = owner.hear()
-    assert bytes.fromhex(handle).startswith(b"FcShort1") == preload
+    assert bytes.fromhex(handle).startswith(b"FcTK") == preload
     assert receiver.ask(handle) == "7"
     assert receiver.ask("write") == "written" and owner.ask("read") == "9"
     assert receiver.ask("close") == "closed"
@@ -123,7 +123,7 @@ def test_processes_with_and_without_the_hook_share_what_both_know(start):
     receiver.finish()
 
 
-def test_freed_block_stays_with_those_who_opened_it(start):
+def test_freed_block_stays_with_processes_that_opened_it(start):
     owner, receiver = start(OWNER), start(RECEIVER)
     assert receiver.ask(owner.hear()) == "7"
     assert owner.ask("free") == "freed"
@@ -157,7 +157,7 @@ def test_short_blocks_and_other_failures_are_left_to_the_original(start):
     program = start(
         """
         short, long = malloc(MEBI - 1), malloc(MEBI)
-        print([export(it)[:8] == b"FcShort1" for it in (short, long)], flush=True)
+        print([export(it)[:4] == b"FcTK" for it in (short, long)], flush=True)
         for length in (2 << 30, 0):
             try:
                 malloc(length)
@@ -170,15 +170,15 @@ def test_short_blocks_and_other_failures_are_left_to_the_original(start):
         except Failed as failed:
             print("failed", failed, flush=True)
         try:
-            open_handle(b"FcShort1" + bytes(56))
+            open_handle(b"FcTK" + bytes([1, 0, 46, 0]) + bytes(56))
         except Failed as failed:
             print("failed", failed, flush=True)
         """
     )
     heard = [program.hear() for _ in range(6)]
     assert heard == ["[False, True]", "failed 2", "failed 1", "0", "failed 1", "failed 1"]
-    everything = start("print(export(malloc(100))[:8], flush=True)", FABRICAST_HOOK_MIN_BYTES="1")
-    assert everything.hear() == "b'FcShort1'"
+    everything = start("print(export(malloc(100))[:4], flush=True)", FABRICAST_HOOK_MIN_BYTES="1")
+    assert everything.hear() == "b'FcTK'"
 
 
 def test_devices_reach_each_other(start):

@@ -41,7 +41,7 @@ mod wire;
 pub use admission::Admission;
 pub use agent::{
     Agent, AgentCard, AgentOptions, Condition, Event, EventWatch, FabricAddress, Leftovers,
-    MAX_PUBLISHED_REGIONS, MemoryAttributes, PeerId, Route, clean,
+    MAX_PUBLISHED_REGIONS, MemoryAttributes, PeerId, Route, choose_fabric, clean,
 };
 pub use blocks::{Blocks, MAX_STRIDES, Rows, Strided, Subarray};
 pub use error::{Error, ErrorKind, Result};
@@ -53,8 +53,8 @@ pub use pinned::pin;
 pub use region::{Buffer, FabricKey, Region, RegionDescriptor, Rights};
 pub use share::{OpenedBuffer, Opener, SharedBuffer};
 pub use share_service::{
-    MAX_NAME_LENGTH, Share, ShareClient, ShareService, default_directory, is_short_token, open,
-    share,
+    MAX_NAME_LENGTH, SHORT_TOKEN_LENGTH, Share, ShareClient, ShareService, default_directory,
+    is_token, open, share,
 };
 pub use tensor::{ElementType, MAX_DIMENSIONS, Tensor};
 pub use wire::MAX_LABEL_LENGTH;

@@ -72,18 +72,17 @@ impl SharedBuffer {
         Self::exported(buffer.into(), tensor, Rights::READ)
     }
 
-    /// Shares a block of memory from which an allocator serves many: receivers map it once for all
-    /// shares with this identity, which is random, and belongs to this memory as long as it exists.
-    /// It is exported when the first receiver needs it. `owner` keeps the block.
+    /// Shares a block of memory from which an allocator serves many: receivers map the memory once
+    /// for all its blocks. It is exported when the first receiver needs it. `owner` keeps the block.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
     pub fn of_pool(
         memory: &Memory,
         tensor: &Tensor,
-        identity: [u8; 16],
         owner: impl fmt::Debug + Send + Sync + 'static,
     ) -> Result<Self> {
+        let identity = identity_in_pool(memory)?;
         let mut shared = Self::described(memory.into(), tensor, Rights::ALL, identity)?;
         shared.metadata.is_of_pool = true;
         shared._owner = Some(Box::new(owner));
@@ -176,6 +175,21 @@ impl SharedBuffer {
     }
 }
 
+/// The identity of all shares of a memory, as long as that exists.
+fn identity_in_pool(memory: &Memory) -> Result<[u8; 16]> {
+    type Identities = HashMap<usize, (WeakMemory, [u8; 16])>;
+    static IDENTITIES: PerProcess<Mutex<Identities>> = PerProcess::new();
+    let mut identities = lock(IDENTITIES.get());
+    let exists = |(known, _): &(WeakMemory, _)| known.upgrade().is_some();
+    if let Some(known) = identities.get(&memory.identity()).filter(|known| exists(known)) {
+        return Ok(known.1);
+    }
+    identities.retain(|_, known| exists(known));
+    let identity = random(SHARE)?;
+    identities.insert(memory.identity(), (memory.downgrade(), identity));
+    Ok(identity)
+}
+
 /// The device of memory, and how it is exported.
 fn describe(memory: &Memory) -> Result<(Option<Uuid>, HandleType)> {
     let device = memory.mapped_for();
@@ -193,9 +207,6 @@ fn describe(memory: &Memory) -> Result<(Option<Uuid>, HandleType)> {
     Ok((Some(device.properties().uuid), handle_type))
 }
 
-/// Notifies the owner of a memory when it is dropped.
-pub(crate) trait Hold: fmt::Debug + Send + Sync {}
-
 /// A mapped buffer of another process.
 ///
 /// The mapping exists as long as any clone of this or of its [buffer](Self::buffer). As long as any
@@ -206,7 +217,8 @@ pub struct OpenedBuffer {
     buffer: Buffer,
     tensor: Tensor,
     is_read_only: bool,
-    _hold: Option<Arc<dyn Hold>>,
+    /// Notifies the owner of the memory when it is dropped.
+    _hold: Option<Arc<dyn fmt::Debug + Send + Sync>>,
 }
 
 impl OpenedBuffer {
@@ -259,7 +271,7 @@ impl OpenedBuffer {
         start + self.tensor.byte_offset
     }
 
-    pub(crate) fn held(self, hold: Arc<dyn Hold>) -> Self {
+    pub(crate) fn held(self, hold: Arc<dyn fmt::Debug + Send + Sync>) -> Self {
         Self { _hold: Some(hold), ..self }
     }
 }
@@ -369,7 +381,8 @@ impl Opener {
         })
     }
 
-    /// Keeps the mapping of a pool's memory for some seconds, since mapping takes milliseconds. Its owner cannot give the memory back meanwhile.
+    /// Keeps the mapping of a pool's memory for some seconds, since mapping takes milliseconds. Its
+    /// owner cannot give the memory back meanwhile.
     pub(crate) fn keep(&self, opened: &OpenedBuffer) {
         let Some(memory) = opened.memory() else { return };
         let end = Instant::now() + KEPT_FOR;

@@ -53,7 +53,7 @@ pub use events::Event;
 pub use explain::MemoryAttributes;
 pub use leftovers::{Condition, Leftovers, clean};
 pub(crate) use local_target::LocalTarget;
-pub use options::AgentOptions;
+pub use options::{AgentOptions, choose_fabric};
 pub use route::Route;
 
 /// How long dropping an agent waits for copies of other processes.

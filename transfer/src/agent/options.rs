@@ -1,10 +1,11 @@
 //! Options of an agent, and how it is started with them.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fabric::Offer;
+use fabric::{Caps, EndpointKind, Locality, Offer, Policy, Query, Requirements};
 use ipc::{ForkGeneration, WaitStrategy};
 
 use super::events::Events;
@@ -73,6 +74,40 @@ impl Agent {
         local_target::add_to_process_list(&agent.local_target);
         Ok(agent)
     }
+}
+
+/// The best offer for agents by a policy, from this local address: `"auto"`, which accepts every
+/// provider, or a [`Policy`], such as `"verbs"` or `"=tcp"`. Offers that reach other machines are
+/// preferred.
+///
+/// ```
+/// use transfer::{Agent, AgentOptions};
+/// let offer = transfer::choose_fabric("auto", Some("127.0.0.1".parse()?))?;
+/// let agent = Agent::start(AgentOptions::new("solver").fabric(&offer))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// `NoProvider` with the reason of every candidate; `InvalidArgument` for another text, and for a
+/// policy that contradicts itself.
+pub fn choose_fabric(policy: &str, source: Option<IpAddr>) -> fabric::Result<Offer> {
+    let policy = match policy.trim() {
+        "auto" => Policy::default(),
+        policy => policy.parse()?,
+    };
+    let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA);
+    let query = source.map_or(query.clone(), |source| query.interface(source));
+    let choose = |locality| {
+        let need = Requirements { immediate_bytes: 0, ..Requirements::ring(locality) };
+        fabric::choose(&query, &need, &policy)
+    };
+    let chosen = match choose(Locality::OtherMachines) {
+        Err(error) if error.kind() == fabric::ErrorKind::NoProvider => {
+            choose(Locality::SameMachine)
+        }
+        chosen => chosen,
+    };
+    Ok(query.with_device_memory(chosen?.0))
 }
 
 impl AgentOptions {

@@ -13,7 +13,7 @@ use ipc::{Channel, ChannelError, Credentials, ForkGeneration, NotInherited};
 use super::protocol::{Reply, Request, is_name};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::handle::{Handle, HandleMetadata};
-use crate::share::{Hold, OpenedBuffer, Opener, check_fork};
+use crate::share::{OpenedBuffer, Opener, check_fork};
 use crate::{lock, remaining};
 
 const CONNECT: &str = "connect to share service";
@@ -47,8 +47,9 @@ struct Connection {
     channel: Channel,
     /// The number of the next memory that is opened.
     next: AtomicU64,
-    /// Memory that is not used any more, of which the service does not know yet.
-    released: Mutex<Vec<u64>>,
+    /// Memory that is not used any more, of which the service does not know yet, and whether it was
+    /// used.
+    released: Mutex<Vec<(u64, bool)>>,
 }
 
 impl Drop for Connection {
@@ -67,8 +68,9 @@ impl Connection {
     /// Sends what is not used any more, as far as the service takes it.
     fn send_released(&self) {
         let mut released = lock(&self.released);
-        while let Some(number) = released.last() {
-            match self.channel.send(&Request::Release(*number).encode(), &[], RELEASE_TIMEOUT) {
+        while let Some((number, is_used)) = released.last() {
+            let request = Request::Release(*number, *is_used).encode();
+            match self.channel.send(&request, &[], RELEASE_TIMEOUT) {
                 // It is sent with the next request.
                 Err(ChannelError::DeadlineExceeded { .. }) => return,
                 _ => released.pop(),
@@ -82,16 +84,16 @@ impl Connection {
 struct HeldByService {
     connection: Arc<Connection>,
     number: u64,
+    /// Has it been mapped, or passed on?
+    is_used: bool,
     fork_generation: ForkGeneration,
 }
-
-impl Hold for HeldByService {}
 
 impl Drop for HeldByService {
     fn drop(&mut self) {
         // A forked child has no connection, and its parent still uses the memory.
         if self.fork_generation.is_current() {
-            lock(&self.connection.released).push(self.number);
+            lock(&self.connection.released).push((self.number, self.is_used));
             self.connection.send_released();
         }
     }
@@ -161,7 +163,7 @@ impl ShareClient {
             let mut pieces = self.request_handle(connection, name, end)?;
             let count = pieces.metadata.pieces();
             let descriptors = (0..count).map(|_| pieces.next()).collect::<Result<_>>()?;
-            pieces.confirm();
+            pieces.held.is_used = true;
             Ok(Handle { metadata: pieces.metadata, descriptors })
         })
     }
@@ -185,7 +187,7 @@ impl ShareClient {
             if metadata.is_of_pool {
                 self.opener.keep(&opened);
             }
-            pieces.confirm();
+            pieces.held.is_used = true;
             Ok(opened.held(Arc::new(pieces.held)))
         })
     }
@@ -279,6 +281,7 @@ impl ShareClient {
         let held = HeldByService {
             connection: Arc::clone(connection),
             number,
+            is_used: false,
             fork_generation: self.fork_generation,
         };
         let request = Request::Open(name.to_owned(), number);
@@ -340,12 +343,6 @@ struct HandlePieces<'a> {
 }
 
 impl HandlePieces<'_> {
-    /// Tells the service that the memory is mapped. Should the message be lost, the connection is.
-    fn confirm(&self) {
-        let mapped = Request::Mapped(self.held.number).encode();
-        let _ = self.held.connection.channel.send(&mapped, &[], RELEASE_TIMEOUT);
-    }
-
     fn next(&mut self) -> Result<OwnedFd> {
         if self.received.is_empty() && self.taken < self.metadata.pieces() {
             let request = Request::Pieces(self.held.number, self.taken as u32);

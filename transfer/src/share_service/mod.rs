@@ -25,7 +25,7 @@ use crate::share::{PIECES_PER_MESSAGE, SharedBuffer, check_fork};
 use crate::socket_server::{Handler, SocketServer};
 
 pub use client::ShareClient;
-pub use process::{Share, default_directory, is_short_token, open, share};
+pub use process::{SHORT_TOKEN_LENGTH, Share, default_directory, is_token, open, share};
 pub use protocol::MAX_NAME_LENGTH;
 
 /// Maximum of concurrent connections per user that hold no memory.
@@ -53,9 +53,9 @@ struct Published {
 #[derive(Debug)]
 struct HeldMemory {
     buffer: Arc<SharedBuffer>,
-    /// The name of memory for one receiver, until that has mapped it: if it gives up before, another
-    /// one may open it.
-    unconfirmed: Option<String>,
+    /// The name of memory for one receiver, under which it is published again if this one does not
+    /// use it.
+    name_of_one: Option<String>,
 }
 
 /// Memory that a client opened, by the numbers that it gave it.
@@ -87,20 +87,12 @@ impl Requests<'_> {
         if !reply(channel, &Reply::Handle(buffer.metadata().encode()), &[]) {
             return false;
         }
-        let unconfirmed = is_for_one.then(|| name.to_owned());
+        let name_of_one = is_for_one.then(|| name.to_owned());
         if is_for_one {
             lock(&self.state.shared).remove(name);
         }
-        held.insert(number, HeldMemory { buffer, unconfirmed });
+        held.insert(number, HeldMemory { buffer, name_of_one });
         true
-    }
-
-    /// Ends the use of memory by a client.
-    fn release(&self, memory: HeldMemory) {
-        let HeldMemory { buffer, unconfirmed } = memory;
-        if let Some(name) = unconfirmed {
-            lock(&self.state.shared).insert(name, Published { buffer, is_for_one: true });
-        }
     }
 
     /// Handles a request. False if the client cannot take the reply.
@@ -116,15 +108,12 @@ impl Requests<'_> {
                     Err(error) => reply(channel, &Reply::Failed(error.to_string()), &[]),
                 }
             }
-            Request::Mapped(number) => {
-                if let Some(memory) = held.get_mut(&number) {
-                    memory.unconfirmed = None;
-                }
-                true
-            }
-            Request::Release(number) => {
-                if let Some(memory) = held.remove(&number) {
-                    self.release(memory);
+            Request::Release(number, is_used) => {
+                if let Some(HeldMemory { buffer, name_of_one: Some(name) }) = held.remove(&number)
+                    && !is_used
+                {
+                    let published = Published { buffer, is_for_one: true };
+                    lock(&self.state.shared).insert(name, published);
                 }
                 true
             }
@@ -173,9 +162,8 @@ impl Handler for Requests<'_> {
         is_open
     }
 
-    fn disconnected(&mut self, held: Held) {
+    fn disconnected(&mut self, _held: Held) {
         self.holding -= 1;
-        held.into_values().for_each(|memory| self.release(memory));
     }
 }
 

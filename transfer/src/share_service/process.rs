@@ -1,8 +1,9 @@
 //! Sharing between processes that know nothing but a token: bytes that are sent by any means.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fs::DirBuilder;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -20,16 +21,16 @@ use crate::wire::{DescriptorFormat, put_length_prefixed};
 
 const OPEN: &str = "open shared memory";
 const SHARE: &str = "share memory";
+/// A token: identity of the socket (16), name (16), and the directory of the socket; empty for that
+/// of the receiver.
 const FORMAT: DescriptorFormat = DescriptorFormat { magic: *b"FcTK", version: 1, operation: OPEN };
-/// A short token: magic number, identity of the socket (16), name (16), CRC-32 of these (4), and
-/// zeros.
-const SHORT_MAGIC: [u8; 8] = *b"FcShort1";
-const SHORT_LENGTH: usize = 48;
-/// Prefix of the name of a socket; 32 random digits follow.
+/// Length of a [short token](Share::short_token).
+pub const SHORT_TOKEN_LENGTH: usize = 46;
+/// Prefix of the name of a socket; its identity follows, in hexadecimal digits.
 const SOCKET_PREFIX: &str = "share-";
 /// The maximum length of the path of a socket.
 const MAX_PATH_LENGTH: usize = 108;
-/// Above this number of clients, those that no call uses are dropped.
+/// Above this number of clients, unused ones are dropped.
 const MAX_CLIENTS: usize = 64;
 
 /// The default directory: `$FABRICAST_DIRECTORY`, or else a directory of this user in
@@ -52,17 +53,24 @@ pub fn default_directory() -> PathBuf {
 }
 
 /// The services of this process, by their directories.
-static SERVICES: PerProcess<Mutex<HashMap<PathBuf, Arc<ShareService>>>> = PerProcess::new();
+static SERVICES: PerProcess<Mutex<HashMap<PathBuf, Arc<Service>>>> = PerProcess::new();
 /// The clients of this process, by the sockets of their services.
 static CLIENTS: PerProcess<Mutex<HashMap<PathBuf, Arc<ShareClient>>>> = PerProcess::new();
+
+/// A service, and the identity of its socket.
+#[derive(Debug)]
+struct Service {
+    service: ShareService,
+    socket: [u8; 16],
+}
 
 /// Memory that this process shares: other processes open it by its token, as long as this exists.
 #[derive(Debug)]
 pub struct Share {
     token: Vec<u8>,
-    /// None if it is left to its receiver.
-    name: Option<String>,
-    service: Arc<ShareService>,
+    name: [u8; 16],
+    is_left_to_receiver: bool,
+    service: Arc<Service>,
     fork_generation: ForkGeneration,
 }
 
@@ -101,54 +109,50 @@ pub fn share(directory: &Path, shared: SharedBuffer) -> Result<Share> {
             }
         }
     };
-    let name: [u8; 16] = random(SHARE)?;
-    let mut token = FORMAT.begin();
-    token.extend(name);
-    put_length_prefixed(&mut token, service.path().as_os_str().as_bytes());
-    let token = FORMAT.seal(token).ok_or("the path is too long").map_err(failed(SHARE))?;
-    let name = digits(name);
-    service.add(&name, Published { buffer: Arc::new(shared), is_for_one: false })?;
+    let (name, socket) = (random(SHARE)?, service.socket);
+    let own = service.service.path().parent().unwrap_or(directory).as_os_str().as_bytes();
+    let token = token_of(socket, name, own).ok_or("the path is too long").map_err(failed(SHARE))?;
+    let published = Published { buffer: Arc::new(shared), is_for_one: false };
+    service.service.add(&digits(name), published)?;
     let fork_generation = ForkGeneration::current();
-    Ok(Share { token, name: Some(name), service, fork_generation })
+    Ok(Share { token, name, is_left_to_receiver: false, service, fork_generation })
 }
 
 fn digits(bytes: [u8; 16]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The opposite of [`digits`].
-fn bytes_of(digits: &str) -> Option<[u8; 16]> {
-    let number = (digits.len() == 32).then(|| u128::from_str_radix(digits, 16).ok()).flatten()?;
-    Some(number.to_be_bytes())
+fn socket_in(directory: &Path, socket: [u8; 16]) -> PathBuf {
+    directory.join(format!("{SOCKET_PREFIX}{}", digits(socket)))
 }
 
-/// Are these the bytes of a [short token](Share::short_token)?
+fn token_of(socket: [u8; 16], name: [u8; 16], directory: &[u8]) -> Option<Vec<u8>> {
+    let mut token = FORMAT.begin();
+    token.extend(socket);
+    token.extend(name);
+    put_length_prefixed(&mut token, directory);
+    FORMAT.seal(token)
+}
+
+/// Are these the bytes of a token?
 #[must_use]
-pub fn is_short_token(token: &[u8; SHORT_LENGTH]) -> bool {
-    token[..8] == SHORT_MAGIC && token[40..44] == crc32fast::hash(&token[..40]).to_le_bytes()
+pub fn is_token(bytes: &[u8]) -> bool {
+    FORMAT.open(bytes).is_ok()
 }
 
 /// Name and socket of a token.
 fn read(token: &[u8], directory: &Path) -> Result<(String, PathBuf)> {
-    if let Ok(short) = <&[u8; SHORT_LENGTH]>::try_from(token)
-        && is_short_token(short)
-    {
-        let part = |start: usize| digits(short[start..start + 16].try_into().unwrap_or_default());
-        return Ok((part(24), directory.join(format!("{SOCKET_PREFIX}{}", part(8)))));
-    }
     let mut reader = FORMAT.open(token)?;
-    let name = digits(reader.take()?);
-    let path = reader.length_prefixed(MAX_PATH_LENGTH)?.to_owned();
-    let path = PathBuf::from(std::ffi::OsString::from_vec(path));
+    let (socket, name) = (reader.take()?, digits(reader.take()?));
+    let of_owner = Path::new(OsStr::from_bytes(reader.length_prefixed(MAX_PATH_LENGTH)?));
+    let path = socket_in(of_owner, socket);
     reader.finish()?;
-    Ok(match path.file_name() {
-        Some(file) if !path.exists() => (name, directory.join(file)),
-        _ => (name, path),
-    })
+    let is_found = !of_owner.as_os_str().is_empty() && path.exists();
+    Ok((name, if is_found { path } else { socket_in(directory, socket) }))
 }
 
 /// Starts the service of this process in a directory, and removes the sockets of killed ones.
-fn start(directory: &Path) -> Result<ShareService> {
+fn start(directory: &Path) -> Result<Service> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
             return Err(failed(SHARE)(error).at(directory));
@@ -164,11 +168,12 @@ fn start(directory: &Path) -> Result<ShareService> {
             }
         }
     }
-    let name = format!("{SOCKET_PREFIX}{}", digits(random(SHARE)?));
     // Its path is also valid after a change of the working directory.
     let directory =
         std::path::absolute(directory).map_err(|error| failed(SHARE)(error).at(directory))?;
-    ShareService::start(&directory.join(name), Admission::own_user())
+    let socket = random(SHARE)?;
+    let service = ShareService::start(&socket_in(&directory, socket), Admission::own_user())?;
+    Ok(Service { service, socket })
 }
 
 impl Share {
@@ -178,40 +183,33 @@ impl Share {
         &self.token
     }
 
-    /// A token of 48 bytes, for places that have no more: its receivers look for the socket in their
-    /// own directory only.
+    /// A token of [`SHORT_TOKEN_LENGTH`] bytes, for places that have no more: without the directory,
+    /// so that its receivers look for the socket in their own directory only.
     #[must_use]
-    pub fn short_token(&self) -> Option<[u8; SHORT_LENGTH]> {
-        let socket = self.service.path().file_name()?.to_str()?.strip_prefix(SOCKET_PREFIX)?;
-        let mut token = [0; SHORT_LENGTH];
-        token[..8].copy_from_slice(&SHORT_MAGIC);
-        token[8..24].copy_from_slice(&bytes_of(socket)?);
-        token[24..40].copy_from_slice(&bytes_of(self.name.as_deref()?)?);
-        let checksum = crc32fast::hash(&token[..40]);
-        token[40..44].copy_from_slice(&checksum.to_le_bytes());
-        Some(token)
+    pub fn short_token(&self) -> Vec<u8> {
+        // Far below the maximum of a descriptor.
+        token_of(self.service.socket, self.name, b"").unwrap_or_default()
     }
 
     /// Leaves the memory to one receiver: it is shared until it is opened once, or this process
     /// ends.
     #[must_use]
     pub fn for_one_receiver(mut self) -> Vec<u8> {
-        if let Some(name) = self.name.take()
-            && let Some(published) = lock(&self.service.state.shared).get_mut(&name)
-        {
+        self.is_left_to_receiver = true;
+        let mut shared = lock(&self.service.service.state.shared);
+        if let Some(published) = shared.get_mut(&digits(self.name)) {
             published.is_for_one = true;
         }
+        drop(shared);
         std::mem::take(&mut self.token)
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        if let Some(name) = self.name.take()
-            && self.fork_generation.is_current()
-        {
+        if !self.is_left_to_receiver && self.fork_generation.is_current() {
             // Processes that opened it keep it.
-            let _ = self.service.withdraw(&name);
+            let _ = self.service.service.withdraw(&digits(self.name));
         }
     }
 }

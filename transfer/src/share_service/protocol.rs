@@ -6,12 +6,12 @@
 //!                                  ◄    Handle                                the service holds it
 //! Pieces(number, first piece)      ►                                          unless it is mapped already
 //!                                  ◄    Pieces, with descriptors
-//! Mapped(number)                   ►                                          it is for no other receiver
 //!   … uses the memory …
-//! Release(number)                  ►
+//! Release(number, was it used)     ►
 //! ```
 //!
-//! The end of a connection releases all that was opened by it.
+//! Memory for one receiver is not found by its name after the handle was sent; a release without a
+//! use makes it available again. The end of a connection releases all that was opened by it.
 
 use control::codec;
 use serde::{Deserialize, Serialize};
@@ -31,10 +31,9 @@ pub(super) enum Request {
     Open(String, u64),
     /// Descriptors of opened memory, from this piece on.
     Pieces(u64, u32),
-    /// Opened memory is mapped: what is for one receiver has one. There is no reply.
-    Mapped(u64),
-    /// Opened memory is not used any more. There is no reply.
-    Release(u64),
+    /// Opened memory is not used any more. It was never used if it could not be mapped. There is no
+    /// reply.
+    Release(u64, bool),
 }
 
 /// A reply of the service.
@@ -101,7 +100,9 @@ mod tests {
         assert_eq!(Request::decode(b"\x02\x00\x07weights"), None, "truncated");
         assert_eq!(Request::decode(b"\x02\x00\x07weights\x05."), None, "trailing bytes");
         assert_eq!(Request::decode(b"GET / HTTP/1.1"), None);
-        for request in [Request::Pieces(7, 64), Request::Mapped(8), Request::Release(9)] {
+        for request in
+            [Request::Pieces(7, 64), Request::Release(9, true), Request::Release(9, false)]
+        {
             assert_eq!(Request::decode(&request.encode()), Some(request));
         }
     }

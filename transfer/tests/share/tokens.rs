@@ -1,10 +1,11 @@
-//! Memory that is shared by tokens, and the memory that a service holds for those who opened it.
+//! Memory that is shared by tokens, and the memory that a service holds for its clients.
 #![allow(unsafe_code)]
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use gpu::Device;
+use ipc::Channel;
 use transfer::{
     Buffer, ElementType, ErrorKind, HostBuffer, OpenedBuffer, Opener, Rights, ShareClient,
     SharedBuffer, Tensor,
@@ -105,6 +106,40 @@ fn host_share() -> SharedBuffer {
     SharedBuffer::new(HostBuffer::new(LENGTH).unwrap(), &tensor()).unwrap()
 }
 
+/// A receiver that opens memory by messages of its own, and has not mapped it.
+fn request(directory: &Path, token: &[u8]) -> Channel {
+    let digits = |bytes: &[u8]| -> String { bytes.iter().map(|it| format!("{it:02x}")).collect() };
+    let socket = directory.join(format!("share-{}", digits(&token[8..24])));
+    let channel = Channel::connect(&socket, TIMEOUT).unwrap();
+    let name = digits(&token[24..40]);
+    channel.send(&[b"\x02\x00\x20", name.as_bytes(), b"\x00"].concat(), &[], TIMEOUT).unwrap();
+    let reply = channel.receive(TIMEOUT).unwrap();
+    assert_eq!(reply.bytes[..2], *b"\x02\x00", "a handle");
+    channel
+}
+
+#[test]
+fn memory_for_one_receiver_is_available_again_only_without_a_use() {
+    let _alone = alone();
+    let directory = Directory::new("token-one");
+    let (shared, is_free) = watched(4096);
+    let once = transfer::share(&directory.0, shared).unwrap().for_one_receiver();
+    let failing = request(&directory.0, &once);
+    assert_eq!(directory.open(&once).unwrap_err().kind(), ErrorKind::Unknown);
+    // Released without a use.
+    failing.send(b"\x02\x02\x00\x00", &[], TIMEOUT).unwrap();
+    wait_until("it is not available again", || directory.open(&once).is_ok());
+    // The last opening was a use.
+    wait_until("it is still held", &is_free);
+    assert_eq!(directory.open(&once).unwrap_err().kind(), ErrorKind::Unknown);
+    // The receiver ends before it says anything.
+    let (shared, is_free) = watched(4096);
+    let once = transfer::share(&directory.0, shared).unwrap().for_one_receiver();
+    drop(request(&directory.0, &once));
+    wait_until("it is held for a receiver that has ended", is_free);
+    assert_eq!(directory.open(&once).unwrap_err().kind(), ErrorKind::Unknown);
+}
+
 /// A child of the owner keeps neither its socket nor its connections open.
 #[test]
 fn end_of_an_owner_is_seen_although_its_child_lives() {
@@ -132,6 +167,20 @@ fn socket_is_found_in_another_directory() {
     let error = transfer::open(&token, Path::new("/nowhere"), None, TIMEOUT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
     other.kill();
+}
+
+#[test]
+fn short_token_is_for_receivers_with_the_same_directory() {
+    let _alone = alone();
+    let directory = Directory::new("token-short");
+    let share = transfer::share(&directory.0, host_share()).unwrap();
+    let token = share.short_token();
+    assert_eq!(token.len(), transfer::SHORT_TOKEN_LENGTH);
+    assert!(transfer::is_token(&token) && transfer::is_token(share.token()));
+    assert!(!transfer::is_token(&token[1..]));
+    assert_eq!(directory.open(&token).unwrap().tensor(), &tensor());
+    let error = transfer::open(&token, Path::new("/nowhere"), None, TIMEOUT).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
 }
 
 #[test]
