@@ -9,6 +9,7 @@ or fabricast.torch.pool. --measure times sending, in turn with torch.multiproces
 
 import argparse
 import contextlib
+import ctypes
 import gc
 import os
 import statistics
@@ -22,6 +23,7 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 import fabricast
+import fabricast._native
 import fabricast.torch
 from fabricast import errors
 
@@ -206,6 +208,57 @@ def queues_of_torch():
     tasks.put(None)
     worker.join(60)
     assert worker.exitcode == 0
+
+
+@contextlib.contextmanager
+def while_device_works(what):
+    """The block does not wait for work of the current stream, which takes a second."""
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)
+    begun = time.monotonic()
+    yield
+    passed = time.monotonic() - begun
+    assert not torch.cuda.current_stream().query(), f"{what}: the work ended before"
+    print(f"{what}: {passed * 1e3:.1f} ms")
+    assert passed < 0.2, f"{what} took {passed} s"
+
+
+@part
+def calls_do_not_wait_for_work():
+    with tempfile.TemporaryDirectory() as directory, fabricast.Node(directory) as node:
+        topic = node.topic("late", memory=LAST, largest=1 << 22)
+        with topic.publisher() as publisher, topic.subscriber() as subscriber, torch.cuda.device(LAST):
+            for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+                with torch.cuda.stream(stream):
+                    loan = publisher.loan((1 << 20,), torch.float32)
+                    written = torch.from_dlpack(loan.array)
+                    with while_device_works("publication of a loan"):
+                        written.fill_(3)
+                        del written
+                        gc.collect()
+                        loan.publish()
+                    sample = subscriber.pull()
+                    assert sample.array.device == LAST
+                    received = torch.from_dlpack(sample.array)
+                    with while_device_works("release of a sample"):
+                        total = received.sum()
+                        del received
+                        sample.release()
+                        del sample
+                    assert total.item() == 3 << 20
+    library = ctypes.CDLL(fabricast._native.__file__)
+    allocate, free = library.fabricast_torch_malloc, library.fabricast_torch_free
+    allocate.restype, allocate.argtypes = ctypes.c_void_p, [ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+    free.restype, free.argtypes = None, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+    number, length = torch.device(LAST).index, 1 << 20
+    with torch.cuda.device(LAST), torch.cuda.stream(torch.cuda.Stream()):
+        handle = torch.cuda.current_stream().cuda_stream
+        block = allocate(length, number, handle)
+        with while_device_works("100 blocks of the pool, each freed before"):
+            for _ in range(100):
+                free(block, length, number, handle)
+                assert allocate(length, number, handle) == block
+        free(block, length, number, handle)
 
 
 @part

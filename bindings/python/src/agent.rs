@@ -1,12 +1,9 @@
 //! Agents: put, get and notices.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use fabric::{
-    Caps, EndpointKind, ErrorKind, Locality, MemoryKind, Offer, Policy, Query, Requirements,
-};
 use gpu::Block;
 use launch::Group;
 use pyo3::prelude::*;
@@ -17,10 +14,11 @@ use transfer::{
     Subarray, Token,
 };
 
+use crate::closable::Closable;
 use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Result};
 use crate::memory::buffer_of;
-use crate::waits::{LONGEST_CALL, Timeout, interruptibly, wait};
+use crate::waits::{LONGEST_CALL, Timeout, interruptibly, unless_late, wait};
 
 const START: &str = "start agent";
 const CONNECT: &str = "connect to agent";
@@ -84,8 +82,7 @@ impl Access {
 #[pyclass(frozen, name = "Region", module = "fabricast")]
 #[derive(Debug)]
 pub(crate) struct PyRegion {
-    /// None after its close.
-    region: Mutex<Option<Region>>,
+    region: Closable<Region>,
 }
 
 /// Two joined regions, one of the agent and one of a peer, and the path between them.
@@ -168,33 +165,6 @@ impl PyAgentEvent {
             _ => new("other", [0; 16], String::new()),
         }
     }
-}
-
-/// The best offer by a policy. Offers that reach other machines are preferred.
-fn choose(policy: &str, source: Option<&str>) -> Result<Offer> {
-    let policy: Policy = if policy == "auto" { Policy::default() } else { policy.parse()? };
-    let caps = Caps::MESSAGE | Caps::RMA;
-    let query = Query::new(EndpointKind::Rdm).caps(caps);
-    let query = match source {
-        Some(source) => query.interface(fabric::local_address(source)?),
-        None => query,
-    };
-    let chosen = |locality| {
-        let need = Requirements {
-            endpoint: EndpointKind::Rdm,
-            caps,
-            memory: MemoryKind::Host,
-            locality,
-            immediate_bytes: 0,
-            ordered: false,
-        };
-        fabric::choose(&query, &need, &policy).map(|(offer, _)| offer)
-    };
-    let offer = match chosen(Locality::OtherMachines) {
-        Err(error) if error.kind() == ErrorKind::NoProvider => chosen(Locality::SameMachine),
-        offer => offer,
-    };
-    Ok(query.with_device_memory(offer?))
 }
 
 fn peer_of(number: u32) -> PeerId {
@@ -292,7 +262,8 @@ impl PyAgent {
         }
         let agent = interruptibly(py, START, move || {
             if let Some(policy) = fabric {
-                options = options.fabric(&choose(&policy, source.as_deref())?);
+                let source = source.map(|source| fabric::local_address(&source)).transpose()?;
+                options = options.fabric(&transfer::choose_fabric(&policy, source)?);
             }
             Ok::<_, Failure>(Agent::start(options)?)
         })?;
@@ -333,12 +304,12 @@ impl PyAgent {
                 (true, true) => agent.register(buffer, Rights::ALL),
             }?)
         })?;
-        Ok(PyRegion { region: Mutex::new(Some(region)) })
+        Ok(PyRegion { region: Closable::new("the region was closed", region) })
     }
 
     /// Publishes a region by name on the card from now on.
     fn publish(&self, py: Python<'_>, name: &str, region: &PyRegion) -> Result<()> {
-        let region = region.region("publish region")?;
+        let region = region.region.get("publish region")?;
         self.agent.with(py, "publish region", |agent| Ok(agent.publish(name, &region)?))
     }
 
@@ -346,7 +317,7 @@ impl PyAgent {
     /// memory can be reused.
     #[pyo3(signature = (region, *, timeout=Some(30.0)))]
     fn withdraw(&self, py: Python<'_>, region: &PyRegion, timeout: Option<f64>) -> Result<()> {
-        let region = region.region("withdraw region")?;
+        let region = region.region.get("withdraw region")?;
         self.call(py, "withdraw region", timeout, move |agent, left| agent.withdraw(&region, left))
     }
 
@@ -375,7 +346,7 @@ impl PyAgent {
         region: &PyRegion,
         timeout: Option<f64>,
     ) -> Result<PyRoute> {
-        let region = region.region(JOIN)?;
+        let region = region.region.get(JOIN)?;
         let route = self.call(py, JOIN, timeout, move |agent, left| {
             agent.route_to(peer_of(peer), &name, &region, left)
         })?;
@@ -394,7 +365,7 @@ impl PyAgent {
         policy: &str,
         timeout: Option<f64>,
     ) -> Result<PyRoute> {
-        let (region, policy) = (region.region(JOIN)?, policy.parse::<path::Policy>()?);
+        let (region, policy) = (region.region.get(JOIN)?, policy.parse::<path::Policy>()?);
         let route = self.call(py, JOIN, timeout, move |agent, left| {
             agent.join(peer_of(peer), &region, &descriptor, &policy, left)
         })?;
@@ -509,34 +480,18 @@ impl PyAgent {
     }
 }
 
-/// None for an error that means that the part of a wait was too short.
-fn unless_late<T>(result: transfer::Result<T>) -> Result<Option<T>> {
-    match result {
-        Ok(found) => Ok(Some(found)),
-        Err(error) if error.kind() == transfer::ErrorKind::DeadlineExceeded => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-impl PyRegion {
-    fn region(&self, operation: &'static str) -> Result<Region> {
-        let region = self.region.lock().unwrap_or_else(PoisonError::into_inner);
-        region.clone().ok_or_else(|| Failure::new("Closed", operation, "the region was closed"))
-    }
-}
-
 #[pymethods]
 impl PyRegion {
     /// Bytes by which a peer joins it.
     #[getter]
     fn descriptor<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyBytes>> {
-        let region = self.region("get descriptor of region")?;
+        let region = self.region.get("get descriptor of region")?;
         Ok(PyBytes::new(py, &region.descriptor().encode()?))
     }
 
     /// Closes it: no new operation of a peer starts. The memory stays until those in flight ended.
     fn close(&self, py: Python<'_>) {
-        let region = self.region.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let region = self.region.close();
         py.detach(move || drop(region));
     }
 }

@@ -98,18 +98,6 @@ impl Layout {
         Some((first, u64::try_from(end.checked_sub(first)?).ok()?))
     }
 
-    /// Copies the elements, without gaps, out of the bytes of its [extent](Self::extent).
-    pub(crate) fn gather(&self, data_type: DataType, bytes: &[u8], into: &mut [u8]) {
-        let (row, offsets) = self.rows();
-        let first = self.extent(data_type).map_or(0, |(first, _)| first);
-        let row_bytes = data_type.bytes(row).unwrap_or(0) as usize;
-        let item_size = data_type.item_size().unwrap_or(1) as i64;
-        for (target, offset) in into.chunks_exact_mut(row_bytes.max(1)).zip(offsets) {
-            let start = (offset * item_size - first) as usize;
-            target.copy_from_slice(&bytes[start..start + row_bytes]);
-        }
-    }
-
     /// The header by which a reader of a message knows type and shape. The message is contiguous.
     pub(crate) fn header(&self, data_type: DataType) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();

@@ -1,11 +1,12 @@
 //! The module `fabricast._native`: what the package `fabricast` for Python is made of.
 //!
 //! Modules, each importing only those before it: `data_type`, `layout`, `failure`, `waits`,
-//! `exclusive`, `array`, `streams`, `kept`, `memory`, `torch_allocator`, `shared`, `agent`, `publisher`, `subscriber`, `topic`, `node`,
-//! `group`, `information`, `log`.
+//! `exclusive`, `closable`, `array`, `streams`, `release`, `kept`, `memory`, `torch_allocator`,
+//! `shared`, `agent`, `publisher`, `subscriber`, `topic`, `node`, `group`, `information`, `log`.
 
 mod agent;
 mod array;
+mod closable;
 mod data_type;
 mod exclusive;
 mod failure;
@@ -17,6 +18,7 @@ mod log;
 mod memory;
 mod node;
 mod publisher;
+mod release;
 mod shared;
 mod streams;
 mod subscriber;

@@ -1,13 +1,13 @@
 //! Membership in a node.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use pubsub::{NetworkOptions, Node, NodeOptions, ServiceMode, TopicSettings};
 use pyo3::prelude::*;
 
 use crate::array;
+use crate::closable::Closable;
 use crate::failure::{Failure, Result};
 use crate::layout::Layout;
 use crate::topic::PyTopic;
@@ -33,8 +33,7 @@ const ATTEMPT: Duration = Duration::from_secs(1);
 #[pyclass(frozen, name = "Node", module = "fabricast")]
 #[derive(Debug)]
 pub(crate) struct PyNode {
-    /// None after its close.
-    node: Mutex<Option<Node>>,
+    node: Closable<Node>,
 }
 
 fn service_mode(name: &str) -> Result<ServiceMode> {
@@ -50,15 +49,8 @@ fn service_mode(name: &str) -> Result<ServiceMode> {
 }
 
 impl PyNode {
-    fn node(&self, operation: &'static str) -> Result<Node> {
-        let node = self.node.lock().unwrap_or_else(PoisonError::into_inner);
-        node.clone().ok_or_else(|| Failure::new("Closed", operation, "the node was closed"))
-    }
-}
-
-impl PyNode {
     pub(crate) fn of(node: Node) -> Self {
-        Self { node: Mutex::new(Some(node)) }
+        Self { node: Closable::new("the node was closed", node) }
     }
 }
 
@@ -120,7 +112,7 @@ impl PyNode {
         }
         options.network = network;
         let node = interruptibly(py, JOIN, move || Node::join(options))?;
-        Ok(Self { node: Mutex::new(Some(node)) })
+        Ok(Self::of(node))
     }
 
     /// Opens a topic, and creates it if it does not exist. With `dtype` and `shape` its messages are
@@ -141,7 +133,7 @@ impl PyNode {
         loans: u32,
         release_deadline: f64,
     ) -> Result<PyTopic> {
-        let node = self.node(OPEN)?;
+        let node = self.node.get(OPEN)?;
         let mut settings = TopicSettings {
             memory: memory.parse()?,
             reliability: reliability.parse()?,
@@ -177,7 +169,7 @@ impl PyNode {
     /// Waits until a topic exists on this node or a connected one, and opens it with its settings.
     #[pyo3(signature = (name, *, timeout=Some(30.0)))]
     fn open(&self, py: Python<'_>, name: String, timeout: Option<f64>) -> Result<PyTopic> {
-        let node = self.node(OPEN)?;
+        let node = self.node.get(OPEN)?;
         let end = Timeout::new(OPEN, timeout)?.end();
         loop {
             let left = end.map_or(ATTEMPT, |end| end.saturating_duration_since(Instant::now()));
@@ -197,18 +189,18 @@ impl PyNode {
     /// The identity of the node, which all its members share.
     #[getter]
     fn identity(&self) -> Result<String> {
-        Ok(self.node("get identity of node")?.identity())
+        Ok(self.node.get("get identity of node")?.identity())
     }
 
     /// The directory of its socket.
     #[getter]
     fn directory(&self) -> Result<PathBuf> {
-        Ok(self.node("get directory of node")?.directory().to_owned())
+        Ok(self.node.get("get directory of node")?.directory().to_owned())
     }
 
     /// Topics, publishers, subscribers and peers, a dictionary for each, as JSON.
     fn _report(&self, py: Python<'_>) -> Result<String> {
-        let node = self.node("report on node")?;
+        let node = self.node.get("report on node")?;
         let rows = interruptibly(py, "report on node", move || node.report())?;
         serde_json::to_string(&rows)
             .map_err(|error| Failure::new("Failed", "report on node", error))
@@ -216,7 +208,7 @@ impl PyNode {
 
     /// Leaves the node, when its publishers, subscribers and samples are gone, too.
     fn close(&self, py: Python<'_>) {
-        let node = self.node.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let node = self.node.close();
         py.detach(move || drop(node));
     }
 

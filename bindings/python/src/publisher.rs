@@ -9,10 +9,12 @@ use pubsub::{Attempt, Loan, MAX_METADATA, Publisher, Sent};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 
-use crate::array::{Array, Owner, Source, SourceDevice, data_type_of};
+use crate::array::{Array, Owner, Source, SourceDevice, data_type_of, gather};
+use crate::closable::Closable;
 use crate::data_type::DataType;
 use crate::failure::{Failure, Result};
 use crate::layout::Layout;
+use crate::release::leave;
 use crate::streams::UsingStreams;
 use crate::waits::{Timeout, unless_late, wait};
 
@@ -24,8 +26,7 @@ const LOAN: &str = "loan memory of topic";
 #[pyclass(frozen, name = "Publisher", module = "fabricast")]
 #[derive(Debug)]
 pub(crate) struct PyPublisher {
-    /// None after its close.
-    publisher: Mutex<Option<Arc<Publisher>>>,
+    publisher: Closable<Arc<Publisher>>,
     /// Type and shape of all messages.
     array_type: Option<(DataType, Layout)>,
 }
@@ -99,7 +100,7 @@ fn publish(py: Python<'_>, loan: Loan, streams: &UsingStreams, timeout: Timeout)
     };
     let mut next = Some(loan);
     let cause = || "no room for the message".to_owned();
-    let sent = wait(py, PUBLISH, timeout, cause, |slice| {
+    let published = wait(py, PUBLISH, timeout, cause, |slice| {
         let Some(loan) = next.take() else {
             return Err(Failure::new("Closed", PUBLISH, "the message was published"));
         };
@@ -114,30 +115,28 @@ fn publish(py: Python<'_>, loan: Loan, streams: &UsingStreams, timeout: Timeout)
                 Ok(None)
             }
         }
-    })?;
-    Ok(sent.into())
+    });
+    if let Some(stream) = stream {
+        leave(stream);
+    }
+    Ok(published?.into())
 }
 
 impl PyPublisher {
     pub(crate) fn new(publisher: Publisher, array_type: Option<(DataType, Layout)>) -> Self {
-        Self { publisher: Mutex::new(Some(Arc::new(publisher))), array_type }
-    }
-
-    fn publisher(&self, operation: &'static str) -> Result<Arc<Publisher>> {
-        let publisher = self.publisher.lock().unwrap_or_else(PoisonError::into_inner);
-        let closed = || Failure::new("Closed", operation, "the publisher was closed");
-        publisher.clone().ok_or_else(closed)
+        let publisher = Closable::new("the publisher was closed", Arc::new(publisher));
+        Self { publisher, array_type }
     }
 
     fn borrow(&self, py: Python<'_>, length: u64, timeout: Timeout) -> Result<Loan> {
-        let publisher = self.publisher(LOAN)?;
+        let publisher = self.publisher.get(LOAN)?;
         let cause = || format!("no room for {length} bytes");
         wait(py, LOAN, timeout, cause, |slice| unless_late(publisher.loan(length, slice)))
     }
 }
 
-/// Copies an array into a message.
-fn copy(py: Python<'_>, source: &Source, loan: &mut Loan, streams: &UsingStreams) -> Result<()> {
+/// Copies an array into a message. Then the source is not used any more.
+fn copy(py: Python<'_>, source: &Source, loan: &mut Loan) -> Result<()> {
     let (data_type, layout) = (source.data_type(), source.layout());
     if source.length() == 0 {
         return Ok(());
@@ -168,31 +167,29 @@ fn copy(py: Python<'_>, source: &Source, loan: &mut Loan, streams: &UsingStreams
             let device = Device::open(DeviceName::cuda(number))?;
             let (first, length) = source.extent(PUBLISH)?;
             let start = source.address().wrapping_add_signed(first);
-            // SAFETY: of the source, which outlives the copy: it is waited for below, or by the
-            // message, which the framework's stream writes.
+            // SAFETY: of the source, which outlives the copy: it is waited for.
             let memory = unsafe { device.adopt(start, length, ()) }?;
-            let stream = device.default_stream()?;
-            if loan.device().is_some() {
-                match layout.is_contiguous() {
-                    true => stream.copy(loan.slice(), &memory.whole())?,
-                    false => {
-                        let blocks = row_blocks(data_type, layout, first);
-                        let method = CopyMethod::Best;
-                        stream.copy_blocks(loan.slice(), &memory.whole(), &blocks, method)?;
-                    }
-                }
-                streams.add(0);
-                return Ok(());
-            }
             let layout = layout.clone();
             py.detach(|| {
+                let stream = device.default_stream()?;
+                if loan.device().is_some() {
+                    match layout.is_contiguous() {
+                        true => stream.copy(loan.slice(), &memory.whole())?,
+                        false => {
+                            let blocks = row_blocks(data_type, &layout, first);
+                            let method = CopyMethod::Best;
+                            stream.copy_blocks(loan.slice(), &memory.whole(), &blocks, method)?;
+                        }
+                    }
+                    return Ok(stream.synchronize(DEFAULT_TIMEOUT)?);
+                }
                 let mut bytes = vec![0; length as usize];
                 stream.download(&memory.whole(), &mut bytes, DEFAULT_TIMEOUT)?;
                 if layout.is_contiguous() {
                     return Ok(loan.write(0, &bytes)?);
                 }
                 let mut gathered = vec![0; loan.length() as usize];
-                layout.gather(data_type, &bytes, &mut gathered);
+                gather(data_type, &layout, &bytes, &mut gathered);
                 Ok(loan.write(0, &gathered)?)
             })
         }
@@ -233,9 +230,8 @@ impl PyPublisher {
             header(self.array_type.as_ref(), (source.data_type(), source.layout()), metadata)?;
         let mut loan = self.borrow(py, source.length(), timeout)?;
         loan.set_metadata(&header)?;
-        let streams = UsingStreams::default();
-        copy(py, &source, &mut loan, &streams)?;
-        publish(py, loan, &streams, timeout)
+        copy(py, &source, &mut loan)?;
+        publish(py, loan, &UsingStreams::default(), timeout)
     }
 
     /// Loans memory for a message, to be written in place: see `Loan`. The topic's type and shape
@@ -285,7 +281,8 @@ impl PyPublisher {
         timeout: Option<f64>,
     ) -> Result<u32> {
         let operation = "wait for subscribers";
-        let (publisher, timeout) = (self.publisher(operation)?, Timeout::new(operation, timeout)?);
+        let timeout = Timeout::new(operation, timeout)?;
+        let publisher = self.publisher.get(operation)?;
         let cause = || format!("fewer than {count} subscribers");
         wait(py, operation, timeout, cause, |slice| {
             unless_late(publisher.wait_for_subscribers(count, slice))
@@ -295,18 +292,18 @@ impl PyPublisher {
     /// Number of subscribers that would receive a message.
     #[getter]
     fn subscribers(&self) -> Result<u32> {
-        Ok(self.publisher("count subscribers")?.subscribers())
+        Ok(self.publisher.get("count subscribers")?.subscribers())
     }
 
     /// Its topic's name.
     #[getter]
     fn topic(&self) -> Result<String> {
-        Ok(self.publisher("get topic of publisher")?.topic().to_owned())
+        Ok(self.publisher.get("get topic of publisher")?.topic().to_owned())
     }
 
     /// Closes it, when its loans are gone, too.
     fn close(&self, py: Python<'_>) {
-        let publisher = self.publisher.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let publisher = self.publisher.close();
         py.detach(move || drop(publisher));
     }
 

@@ -2,22 +2,22 @@
 #![allow(unsafe_code)]
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::Arc;
 
-use crossbeam_channel::Sender;
 use gpu::{DEFAULT_TIMEOUT, Device, DeviceName, Point};
-use ipc::PerProcess;
 use pubsub::{MemoryLocation, NodeOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use transfer::{Buffer, ElementType, HostBuffer, OpenedBuffer, Share, SharedBuffer, Tensor};
 
-use crate::array::{Array, Owner, Source, SourceDevice, zeroed};
+use crate::array::{Array, Owner, Source, SourceDevice, gather, zeroed};
+use crate::closable::Closable;
 use crate::data_type::DataType;
 use crate::failure::{Failure, Result};
 use crate::kept::{Kept, drop_unused};
 use crate::layout::Layout;
 use crate::memory::{OwnMemory, address_of, find};
+use crate::release::drop_after;
 use crate::streams::UsingStreams;
 use crate::torch_allocator::find_in_pool;
 use crate::waits::{Timeout, interruptibly};
@@ -26,22 +26,11 @@ const SHARE: &str = "share memory";
 const OPEN: &str = "open shared memory";
 
 /// Memory that this process shares. Other processes open it by the token, until this is closed and
-/// deleted; those that have opened it keep it.
+/// deleted. Processes that have opened it keep it.
 #[pyclass(frozen, name = "Shared", module = "fabricast")]
 #[derive(Debug)]
 pub(crate) struct PyShared {
-    /// None after its close.
-    share: Mutex<Option<Share>>,
-}
-
-impl PyShared {
-    fn take(&self) -> Option<Share> {
-        self.share.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-}
-
-fn closed() -> Failure {
-    Failure::new("Closed", SHARE, "it is not shared any more")
+    share: Closable<Share>,
 }
 
 #[pymethods]
@@ -49,20 +38,18 @@ impl PyShared {
     /// Bytes by which other processes open the memory, sent to them by any means.
     #[getter]
     fn token<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyBytes>> {
-        let share = self.share.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(PyBytes::new(py, share.as_ref().ok_or_else(closed)?.token()))
+        self.share.with(SHARE, |share| PyBytes::new(py, share.token()))
     }
 
     /// Leaves the memory to one receiver, and returns the token for it: the memory is shared until it
     /// was opened once, or this process ends.
     fn for_one_receiver<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyBytes>> {
-        let share = self.take().ok_or_else(closed)?;
-        Ok(PyBytes::new(py, &share.for_one_receiver()))
+        Ok(PyBytes::new(py, &self.share.take(SHARE)?.for_one_receiver()))
     }
 
     /// Ends the sharing. Processes that have opened the memory keep it.
     fn close(&self, py: Python<'_>) {
-        let share = self.take();
+        let share = self.share.close();
         py.detach(move || drop(share));
     }
 
@@ -119,7 +106,7 @@ fn copied(py: Python<'_>, source: &Source) -> Result<(Buffer, Tensor)> {
                 let stream = device.default_stream()?;
                 stream.download(&memory.whole(), &mut reached, DEFAULT_TIMEOUT)
             })?;
-            source.layout().gather(source.data_type(), &reached, &mut bytes);
+            gather(source.data_type(), source.layout(), &reached, &mut bytes);
         }
     }
     let buffer = HostBuffer::new(length.max(1))?;
@@ -130,20 +117,21 @@ fn copied(py: Python<'_>, source: &Source) -> Result<(Buffer, Tensor)> {
     Ok((buffer.into(), tensor))
 }
 
+fn shared(buffer: Buffer, tensor: &Tensor, is_read_only: bool) -> Result<SharedBuffer> {
+    Ok(match is_read_only {
+        true => SharedBuffer::read_only(buffer, tensor),
+        false => SharedBuffer::new(buffer, tensor),
+    }?)
+}
+
 /// Shares the memory of an array.
 fn in_place(py: Python<'_>, source: Source, is_read_only: bool) -> Result<SharedBuffer> {
     let (first, length) = source.extent(SHARE)?;
     let start = source.address().wrapping_add_signed(first);
-    let share = |buffer: Buffer, tensor: &Tensor| {
-        Ok(match is_read_only {
-            true => SharedBuffer::read_only(buffer, tensor),
-            false => SharedBuffer::new(buffer, tensor),
-        }?)
-    };
     if let Some((buffer, offset)) = find(start, length.max(1)) {
         let tensor = tensor_of(&source, offset.wrapping_add_signed(-first))?;
         wait_for_writers(py, &source)?;
-        return share(buffer, &tensor);
+        return shared(buffer, &tensor, is_read_only);
     }
     let SourceDevice::Cuda(number) = source.device() else {
         let cause = "other processes cannot map this memory of the host. Use copy=True, or make the \
@@ -151,17 +139,17 @@ fn in_place(py: Python<'_>, source: Source, is_read_only: bool) -> Result<Shared
         return Err(Failure::invalid(SHARE, cause));
     };
     wait_for_writers(py, &source)?;
-    if let Some((memory, identity)) = find_in_pool(number, start, length)
+    if let Some(memory) = find_in_pool(number, start, length)
         && !is_read_only
     {
         let tensor = tensor_of(&source, source.address() - memory.address())?;
-        return Ok(SharedBuffer::of_pool(&memory, &tensor, identity, Kept::new(source))?);
+        return Ok(SharedBuffer::of_pool(&memory, &tensor, Kept::new(source))?);
     }
     let tensor = tensor_of(&source, first.unsigned_abs())?;
     let device = Device::open(DeviceName::cuda(number))?;
     // SAFETY: the memory of the source, which is kept as long as it is used.
     let memory = unsafe { device.adopt(start, length, Kept::new(source)) }?;
-    py.detach(|| share(memory.into(), &tensor))
+    py.detach(|| shared(memory.into(), &tensor, is_read_only))
 }
 
 /// Waits for the work that writes an array: receivers read it on streams of their own.
@@ -205,19 +193,16 @@ pub(crate) fn share(
     drop_unused(py);
     let source = Source::of(SHARE, array)?;
     let readonly = readonly || (source.is_read_only() && !copy);
-    let shared = match copy || source.length() == 0 {
+    let buffer = match copy || source.length() == 0 {
         true => {
             let (buffer, tensor) = copied(py, &source)?;
-            match readonly {
-                true => SharedBuffer::read_only(buffer, &tensor)?,
-                false => SharedBuffer::new(buffer, &tensor)?,
-            }
+            shared(buffer, &tensor, readonly)?
         }
         false => in_place(py, source, readonly)?,
     };
     let directory = directory_or_default(directory);
-    let share = py.detach(|| transfer::share(&directory, shared))?;
-    Ok(PyShared { share: Mutex::new(Some(share)) })
+    let share = py.detach(|| transfer::share(&directory, buffer))?;
+    Ok(PyShared { share: Closable::new("it is not shared any more", share) })
 }
 
 /// Memory of another process. The other process keeps it until work on the streams that use it is
@@ -244,37 +229,9 @@ impl Drop for OpenedMemory {
     fn drop(&mut self) {
         let Some(opened) = self.opened.take() else { return };
         if let Some(point) = last_use(&opened, &self.streams) {
-            // Whoever drops it last is not to wait.
-            release_after(point, opened);
+            // The last user does not wait for it.
+            drop_after(point, opened);
         }
-    }
-}
-
-/// Memory that work of streams still uses, and when it is done.
-type Releases = OnceLock<Option<Sender<(Point, OpenedBuffer)>>>;
-
-/// Drops a buffer when work is done, in a thread.
-fn release_after(point: Point, opened: OpenedBuffer) {
-    static RELEASES: PerProcess<Releases> = PerProcess::new();
-    let releases = RELEASES.get().get_or_init(|| {
-        let (sender, receiver) = crossbeam_channel::unbounded::<(Point, OpenedBuffer)>();
-        let release = move || {
-            for (point, opened) in receiver {
-                // A device that failed does not use it any more; one that is late does.
-                while let Err(error) = point.wait(DEFAULT_TIMEOUT) {
-                    if error.kind() != gpu::ErrorKind::DeadlineExceeded {
-                        break;
-                    }
-                }
-                drop(opened);
-            }
-        };
-        threads::spawn("fabricast-release", release).is_ok().then_some(sender)
-    });
-    match releases {
-        Some(releases) => drop(releases.send((point, opened))),
-        // Without a thread it stays: the work may still use it.
-        None => std::mem::forget(opened),
     }
 }
 

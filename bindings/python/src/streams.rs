@@ -33,15 +33,18 @@ impl UsingStreams {
     /// One stream that waits for the work on all of them; None if there are none.
     pub(crate) fn joined(&self, device: DeviceName) -> Result<Option<Stream>> {
         let handles = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut joined: Option<Stream> = None;
+        let mut joined: Option<(Stream, u64)> = None;
         for handle in handles {
             let stream = adopt(device, handle)?;
             match &joined {
-                Some(first) => first.wait_for(&stream.point()?)?,
-                None => joined = Some(stream),
+                // SAFETY: as in `adopt`.
+                Some((_, first)) => unsafe {
+                    Device::open(device)?.delay_stream(*first, &stream.point()?)?;
+                },
+                None => joined = Some((stream, handle)),
             }
         }
-        Ok(joined)
+        Ok(joined.map(|(stream, _)| stream))
     }
 }
 

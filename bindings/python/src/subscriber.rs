@@ -9,14 +9,17 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::array::{Array, Owner};
+use crate::closable::Closable;
 use crate::data_type::DataType;
 use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Result};
 use crate::layout::Layout;
+use crate::release::leave;
 use crate::streams::UsingStreams;
 use crate::waits::{Timeout, unless_late, wait};
 
 const PULL: &str = "pull from topic";
+const RELEASED: &str = "the sample was released";
 
 /// Receives the messages of a topic, in order. An iterator of samples, also for `async for`.
 #[pyclass(frozen, name = "Subscriber", module = "fabricast")]
@@ -59,7 +62,8 @@ impl PySubscriber {
         let metadata = rest.to_vec();
         let memory =
             SampleMemory { sample: Mutex::new(Some(sample)), streams: UsingStreams::default() };
-        PySample { memory: Mutex::new(Some(Arc::new(memory))), data_type, layout, metadata }
+        let memory = Closable::new(RELEASED, Arc::new(memory));
+        PySample { memory, data_type, layout, metadata }
     }
 }
 
@@ -184,7 +188,7 @@ impl Owner for SampleMemory {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<()> {
         match self.with(|sample| sample.read(address - sample.address(), into)) {
             Some(read) => Ok(read?),
-            None => Err(Failure::new("Closed", "read message of topic", "it was released")),
+            None => Err(Failure::new("Closed", "read message of topic", RELEASED)),
         }
     }
 
@@ -206,7 +210,10 @@ impl Drop for SampleMemory {
         match self.streams.joined(device) {
             // The end of the process, or a device that failed: it is released at once.
             Ok(None) | Err(_) => {}
-            Ok(Some(stream)) => drop(sample.release_on(&stream)),
+            Ok(Some(stream)) => {
+                let _ = sample.release_on(&stream);
+                leave(stream);
+            }
         }
     }
 }
@@ -215,22 +222,16 @@ impl Drop for SampleMemory {
 #[pyclass(frozen, name = "Sample", module = "fabricast")]
 #[derive(Debug)]
 pub(crate) struct PySample {
-    /// None after its release.
-    memory: Mutex<Option<Arc<SampleMemory>>>,
+    memory: Closable<Arc<SampleMemory>>,
     data_type: DataType,
     layout: Layout,
     metadata: Vec<u8>,
 }
 
 impl PySample {
-    fn memory(&self, operation: &'static str) -> Result<Arc<SampleMemory>> {
-        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        memory.clone().ok_or_else(|| Failure::new("Closed", operation, "the sample was released"))
-    }
-
     fn get<T>(&self, operation: &'static str, get: impl FnOnce(&Sample) -> T) -> Result<T> {
-        let found = self.memory(operation)?.with(get);
-        found.ok_or_else(|| Failure::new("Closed", operation, "the sample was released"))
+        let found = self.memory.get(operation)?.with(get);
+        found.ok_or_else(|| Failure::new("Closed", operation, RELEASED))
     }
 }
 
@@ -240,7 +241,7 @@ impl PySample {
     #[getter]
     fn array(&self) -> Result<Array> {
         let operation = "access sample";
-        let memory = self.memory(operation)?;
+        let memory = self.memory.get(operation)?;
         let (address, place) = self.get(operation, |sample| (sample.address(), sample.place()))?;
         let device = match place {
             MemoryLocation::Host => None,
@@ -295,7 +296,7 @@ impl PySample {
 
     /// Gives it up. Its memory is released when all views of its array are gone, too.
     fn release(&self) {
-        drop(self.memory.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.memory.close());
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

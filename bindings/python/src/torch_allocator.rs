@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use gpu::{Device, DeviceName, Memory, Pool, WeakMemory};
+use gpu::{Device, DeviceName, Memory, Pool};
 use ipc::PerProcess;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -16,11 +16,6 @@ use crate::failure::Result;
 
 /// The pools of this process, by the numbers of their devices.
 static POOLS: PerProcess<Mutex<HashMap<u32, Arc<Pool>>>> = PerProcess::new();
-
-/// Identities of memories of pools, by device and address.
-static IDENTITIES: PerProcess<Mutex<Identities>> = PerProcess::new();
-
-type Identities = HashMap<(u32, u64), (WeakMemory, [u8; 16])>;
 
 fn pool_of(number: u32) -> gpu::Result<Arc<Pool>> {
     let mut pools = POOLS.get().lock().unwrap_or_else(PoisonError::into_inner);
@@ -32,26 +27,11 @@ fn pool_of(number: u32) -> gpu::Result<Arc<Pool>> {
     Ok(pool)
 }
 
-/// The memory of a pool that contains these bytes of a device, and the identity of its shares.
-pub(crate) fn find_in_pool(number: u32, address: u64, length: u64) -> Option<(Memory, [u8; 16])> {
+/// The memory of a pool that contains these bytes of a device.
+pub(crate) fn find_in_pool(number: u32, address: u64, length: u64) -> Option<Memory> {
     let pools = POOLS.get().lock().unwrap_or_else(PoisonError::into_inner);
     let memory = pools.get(&number)?.segment(address)?;
-    drop(pools);
-    if address + length > memory.address() + memory.length() {
-        return None;
-    }
-    let mut identities = IDENTITIES.get().lock().unwrap_or_else(PoisonError::into_inner);
-    let key = (number, memory.address());
-    if let Some((known, identity)) = identities.get(&key)
-        && known.upgrade().is_some_and(|known| known.identity() == memory.identity())
-    {
-        return Some((memory, *identity));
-    }
-    identities.retain(|_, (known, _)| known.upgrade().is_some());
-    let mut identity = [0; 16];
-    getrandom::fill(&mut identity).ok()?;
-    identities.insert(key, (memory.downgrade(), identity));
-    Some((memory, identity))
+    (address + length <= memory.address() + memory.length()).then_some(memory)
 }
 
 /// Allocates memory for use in the order of a stream. Null without memory: the log has the reason.
@@ -65,11 +45,8 @@ pub(crate) extern "C" fn fabricast_torch_malloc(
         .map_err(drop)
         .and_then(|number| pool_of(number).map_err(|error| tracing::error!("{error}")))
         .and_then(|pool| {
-            let handle = stream.expose_provenance() as u64;
-            let block = pool.allocate(length as u64, handle, &|point| {
-                // SAFETY: the framework's stream.
-                unsafe { pool.device().adopt_stream(handle) }.ok()?.wait_for(point).ok()
-            });
+            // SAFETY: the framework's stream.
+            let block = unsafe { pool.allocate(length as u64, stream.expose_provenance() as u64) };
             block.map_err(|error| tracing::error!("{error}; {:?}", pool.statistics()))
         });
     match allocated {
@@ -88,12 +65,9 @@ pub(crate) extern "C" fn fabricast_torch_free(
 ) {
     let Ok(number) = u32::try_from(device) else { return };
     let Ok(pool) = pool_of(number) else { return };
-    let handle = stream.expose_provenance() as u64;
-    // SAFETY: the framework frees memory of a stream that it has. A stream that is being captured is
-    // refused: then it is not known when the block is free.
-    let stream = unsafe { pool.device().adopt_stream(handle) };
-    let point = stream.and_then(|stream| stream.point()).ok();
-    pool.free(address.expose_provenance() as u64, handle, point);
+    let (address, stream) = (address.expose_provenance(), stream.expose_provenance());
+    // SAFETY: the framework frees memory of a stream that it has.
+    unsafe { pool.free(address as u64, stream as u64) };
 }
 
 /// Figures of the pool of a device: bytes, and events so far.

@@ -84,11 +84,13 @@ pub(crate) fn wait<T: Ungil + Send>(
 }
 
 /// None for an error that means that the step was too short.
-pub(crate) fn unless_late<T>(result: pubsub::Result<T>) -> Result<Option<T>> {
-    match result {
+pub(crate) fn unless_late<T>(
+    result: std::result::Result<T, impl Into<Failure>>,
+) -> Result<Option<T>> {
+    match result.map_err(Into::into) {
         Ok(found) => Ok(Some(found)),
-        Err(error) if error.kind() == pubsub::ErrorKind::DeadlineExceeded => Ok(None),
-        Err(error) => Err(error.into()),
+        Err(failure) if failure.is_of("DeadlineExceeded") => Ok(None),
+        Err(failure) => Err(failure),
     }
 }
 
@@ -105,33 +107,35 @@ fn idle() -> MutexGuard<'static, Vec<Sender<Job>>> {
 
 /// Runs a job in a thread that waits for one, or in a new one.
 fn run_in_thread(operation: &'static str, job: Job) -> Result<()> {
-    let mut job = job;
-    loop {
-        let waiting = idle().pop();
-        let Some(thread) = waiting else { break };
-        match thread.send(job) {
+    let waiting = idle().pop();
+    let job = match waiting {
+        Some(thread) => match thread.send(job) {
             Ok(()) => return Ok(()),
-            // Its time was over.
-            Err(unsent) => job = unsent.into_inner(),
-        }
-    }
+            Err(unsent) => unsent.into_inner(),
+        },
+        None => job,
+    };
     let started = threads::spawn("fabricast-call", move || {
-        job();
         let (sender, receiver) = crossbeam_channel::bounded::<Job>(1);
-        loop {
+        let mut next = Some(job);
+        while let Some(job) = next.take() {
+            job();
             idle().push(sender.clone());
-            match receiver.recv_timeout(IDLE_TIME) {
-                Ok(job) => job(),
-                Err(_) => {
-                    idle().retain(|other| !other.same_channel(&sender));
-                    // One that was sent at the last moment.
-                    if let Ok(job) = receiver.try_recv() {
-                        job();
-                        continue;
+            next = receiver.recv_timeout(IDLE_TIME).ok().or_else(|| {
+                let mut idle = idle();
+                let listed = idle.iter().position(|other| other.same_channel(&sender));
+                match listed {
+                    Some(index) => {
+                        idle.remove(index);
+                        None
                     }
-                    return;
+                    // A caller has taken it from the list, and sends a job.
+                    None => {
+                        drop(idle);
+                        receiver.recv().ok()
+                    }
                 }
-            }
+            });
         }
     });
     started.map(drop).map_err(|error| Failure::new("TooMany", operation, error))

@@ -18,7 +18,7 @@ use crate::data_type::DataType;
 use crate::failure::{Failure, Result};
 use crate::layout::Layout;
 
-pub(crate) use source::{Source, SourceDevice};
+pub(crate) use source::{Source, SourceDevice, gather};
 
 /// Zeros on the host. A length that comes from a shape may be more than there is.
 pub(crate) fn zeroed(operation: &'static str, length: u64) -> Result<Vec<u8>> {
@@ -113,7 +113,7 @@ impl Array {
             Some((first, length)) if !self.layout.is_contiguous() => {
                 let mut bytes = zeroed("read array", length)?;
                 self.owner.read(self.address.wrapping_add_signed(first), &mut bytes)?;
-                self.layout.gather(self.data_type, &bytes, into);
+                gather(self.data_type, &self.layout, &bytes, into);
                 Ok(())
             }
             _ if into.is_empty() => Ok(()),

@@ -63,7 +63,7 @@ pub(crate) struct HostBytes {
     address: u64,
 }
 
-// SAFETY: only an address; whoever reads there has the source.
+// SAFETY: only an address; `copy` demands that the source exists.
 unsafe impl Send for HostBytes {}
 
 impl Source {
@@ -177,18 +177,13 @@ impl Source {
         }
         let old_options = options.copy()?;
         options.set_item("max_version", (1, 1))?;
-        let export = || match object.call_method("__dlpack__", (), Some(&options)) {
+        let capsule = match object.call_method("__dlpack__", (), Some(&options)) {
             // A library of before version 1.
             Err(error) if error.is_instance_of::<PyTypeError>(py) => {
                 object.call_method("__dlpack__", (), Some(&old_options))
             }
             capsule => capsule,
-        };
-        let capsule = match device {
-            // Some frameworks export arrays of the current device only.
-            Some(number) => Device::open(DeviceName::cuda(number))?.with_context(export)??,
-            None => export()?,
-        };
+        }?;
         let Some(tensor) = dlpack::Taken::from_capsule(&capsule) else {
             return Err(Failure::invalid(operation, "__dlpack__ returned no capsule of DLPack"));
         };
@@ -351,9 +346,22 @@ fn wait_for_producer(operation: &'static str, number: u32, handle: u64) -> Resul
     // SAFETY: the producer says that it is a stream of the device, which it has.
     let producer = unsafe { device.adopt_stream(handle) }?;
     if !producer.is_done()? {
-        device.default_stream()?.wait_for(&producer.point()?)?;
+        // SAFETY: the default stream always exists.
+        unsafe { device.delay_stream(0, &producer.point()?) }?;
     }
     Ok(())
+}
+
+/// Copies the elements of an array, without gaps, out of the bytes of its
+/// [extent](Layout::extent).
+pub(crate) fn gather(data_type: DataType, layout: &Layout, bytes: &[u8], into: &mut [u8]) {
+    let (first, extent) = layout.extent(data_type).unwrap_or_default();
+    assert!(bytes.len() as u64 >= extent, "fewer bytes than the extent");
+    assert!(data_type.bytes(layout.elements()) == Some(into.len() as u64), "another length");
+    let start = bytes.as_ptr().expose_provenance() as u64;
+    let start = HostBytes { address: start.wrapping_add_signed(-first) };
+    // SAFETY: the elements are in the bytes, and fill the target: checked above.
+    unsafe { start.copy(data_type, layout, into.as_mut_ptr()) };
 }
 
 fn in_elements(operation: &'static str, strides: &[isize], item_size: isize) -> Result<Vec<i64>> {
