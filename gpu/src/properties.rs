@@ -50,7 +50,8 @@ pub struct HandleTypes {
     pub file_descriptor: bool,
     /// As 64 bytes: `cuMemAlloc` memory.
     pub legacy: bool,
-    /// As a fabric handle, to another machine of the same NVLink domain.
+    /// As a fabric handle, to another machine of the same NVLink domain: memory that was allocated as
+    /// shareable, if this process may create such handles (a channel of IMEX).
     pub fabric: bool,
     /// As a dma-buf, for network cards.
     pub dma_buf: bool,

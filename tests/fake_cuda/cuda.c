@@ -5,6 +5,7 @@
  * refused here. All operations of streams are done when their call returns.
  *
  * FAKE_CUDA_DEVICES: number of devices (2). FAKE_CUDA_MEMORY: bytes of each (1 GiB).
+ * FAKE_CUDA_IMEX: 1 if processes may create fabric handles (0).
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -32,10 +33,11 @@ enum {
     NOT_FOUND = 500,
     ILLEGAL_ADDRESS = 700,
     PEER_ALREADY_ENABLED = 704,
+    NOT_PERMITTED = 800,
     NOT_SUPPORTED = 801,
 };
 
-enum { GRANULE = 2 << 20, MAX_DEVICES = 16, FILE_DESCRIPTOR = 1 };
+enum { GRANULE = 2 << 20, MAX_DEVICES = 16, FILE_DESCRIPTOR = 1, FABRIC = 8 };
 
 /* ------------------------------------------------------------------ state */
 
@@ -45,6 +47,7 @@ typedef struct Physical {
     int device;
     int references;
     int is_exportable;
+    int has_fabric_handle;
 } Physical;
 
 typedef enum { RESERVED, MAPPED, PLAIN, OPENED, HOST, POOL } Kind;
@@ -188,6 +191,7 @@ Code cuGetErrorString(Code code, const char **text) {
         case INVALID_DEVICE: *text = "invalid device ordinal"; break;
         case INVALID_CONTEXT: *text = "invalid device context"; break;
         case INVALID_HANDLE: *text = "invalid resource handle"; break;
+        case NOT_PERMITTED: *text = "operation not permitted"; break;
         case NOT_SUPPORTED: *text = "operation not supported"; break;
         default: *text = "unknown error"; break;
     }
@@ -225,7 +229,7 @@ Code cuDeviceGetAttribute(int *value, unsigned attribute, int device) {
         case 41: *value = 1; break;         /* unified addresses */
         case 75: *value = 9; break;         /* compute capability */
         case 76: *value = 0; break;
-        case 102: case 103: *value = 1; break; /* virtual memory; descriptors */
+        case 102: case 103: case 128: *value = 1; break; /* virtual memory; descriptors; fabric */
         default: *value = 0; break;
     }
     return OK;
@@ -367,8 +371,8 @@ Code cuMemCreate(uint64_t *handle, size_t length, const AllocationProperties *pr
     (void)flags;
     int device = properties->location.id;
     if (!is_device(device) || length == 0 || length % GRANULE) return INVALID_VALUE;
-    /* There is no service for fabric handles. */
-    if (properties->handle_types & ~(unsigned)FILE_DESCRIPTOR) return NOT_SUPPORTED;
+    if (properties->handle_types & ~(unsigned)(FILE_DESCRIPTOR | FABRIC)) return NOT_SUPPORTED;
+    if (properties->handle_types & FABRIC && !setting("FAKE_CUDA_IMEX", 0)) return NOT_PERMITTED;
     LOCKED({
         if (!charge(device, length)) {
             code = OUT_OF_MEMORY;
@@ -385,7 +389,8 @@ Code cuMemCreate(uint64_t *handle, size_t length, const AllocationProperties *pr
         physical->length = length;
         physical->device = device;
         physical->references = 1;
-        physical->is_exportable = properties->handle_types == FILE_DESCRIPTOR;
+        physical->is_exportable = properties->handle_types & FILE_DESCRIPTOR ? 1 : 0;
+        physical->has_fabric_handle = properties->handle_types & FABRIC ? 1 : 0;
         *handle = (uint64_t)(uintptr_t)physical;
     });
 }
@@ -395,6 +400,11 @@ Code cuMemRelease(uint64_t handle) { LOCKED({ release_physical((Physical *)(uint
 Code cuMemExportToShareableHandle(void *out, uint64_t handle, unsigned type, uint64_t flags) {
     (void)flags;
     Physical *physical = (Physical *)(uintptr_t)handle;
+    if (type == FABRIC && physical->has_fabric_handle) {
+        memset(out, 0, 64);
+        memcpy(out, &handle, sizeof handle);
+        return OK;
+    }
     /* Imported memory cannot be exported again. */
     if (type != FILE_DESCRIPTOR || physical->is_exportable != 1) return INVALID_VALUE;
     int file = dup(physical->file);

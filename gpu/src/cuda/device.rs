@@ -91,8 +91,6 @@ fn properties_of(context: &Context) -> Result<Properties> {
     name[255] = 0;
     // SAFETY: ends in zero.
     let product = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
-    // An attribute of CUDA 12.4: older drivers do not have it.
-    const HANDLE_TYPE_FABRIC_SUPPORTED: u32 = 128;
     let number =
         |attribute: Attribute| context.attribute(attribute as u32).map(|value| value.max(0) as u32);
     let has = |attribute: Attribute| context.has(attribute as u32);
@@ -121,7 +119,7 @@ fn properties_of(context: &Context) -> Result<Properties> {
             ),
             // On Linux, every device with unified addresses supports them.
             legacy: has(Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING),
-            fabric: context.has(HANDLE_TYPE_FABRIC_SUPPORTED),
+            fabric: memory::handle_types(context) & memory::FABRIC != 0,
             dma_buf: has(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED),
         },
         gpu_direct: gpu_direct(context),

@@ -20,6 +20,8 @@ use crate::pointer_attributes::{Allocator, PointerAttributes};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const FILE_DESCRIPTOR: u32 = 1;
+/// `CU_MEM_HANDLE_TYPE_FABRIC`.
+pub(super) const FABRIC: u32 = 8;
 
 /// Can network cards access mapped memory of this device?
 pub(super) fn has_rdma_mapped(context: &Context) -> bool {
@@ -28,14 +30,13 @@ pub(super) fn has_rdma_mapped(context: &Context) -> bool {
     context.has(GPU_DIRECT_RDMA_WITH_VMM_SUPPORTED)
 }
 
-/// Memory on this device that can be exported as a file descriptor, and that network cards may
+/// Memory on this device that can be exported as handles of these types, and that network cards may
 /// access if they can.
-fn shareable(context: &Context) -> sys::CUmemAllocationProp {
+fn shareable(context: &Context, handle_types: u32) -> MaybeUninit<sys::CUmemAllocationProp> {
     let has_rdma = has_rdma_mapped(context);
-    sys::CUmemAllocationProp {
+    let mut wanted = MaybeUninit::new(sys::CUmemAllocationProp {
         type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes:
-            sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
         location: location(context.number),
         win32HandleMetaData: ptr::null_mut(),
         allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
@@ -44,7 +45,31 @@ fn shareable(context: &Context) -> sys::CUmemAllocationProp {
             usage: 0,
             reserved: [0; 4],
         },
+    });
+    // SAFETY: a field of the size of the number. A set of types is no value of the enumeration, so
+    // only the driver reads it.
+    unsafe {
+        let field = &raw mut (*wanted.as_mut_ptr()).requestedHandleTypes;
+        field.cast::<u32>().write(handle_types);
     }
+    wanted
+}
+
+/// The types of the handles of memory that is allocated here: a file descriptor, and a fabric
+/// handle if this process may create one, for which the machine needs a channel of IMEX.
+pub(super) fn handle_types(context: &Context) -> u32 {
+    // An attribute of CUDA 12.4: older drivers do not have it.
+    const HANDLE_TYPE_FABRIC_SUPPORTED: u32 = 128;
+    *context.handle_types.get_or_init(|| {
+        let both = FILE_DESCRIPTOR | FABRIC;
+        if !context.has(HANDLE_TYPE_FABRIC_SUPPORTED) {
+            return FILE_DESCRIPTOR;
+        }
+        let created = granularity_of(context, both)
+            .and_then(|length| create(context, length, both))
+            .and_then(|handle| release(context, handle));
+        if created.is_ok() { both } else { FILE_DESCRIPTOR }
+    })
 }
 
 fn location(number: u32) -> sys::CUmemLocation {
@@ -55,12 +80,16 @@ fn location(number: u32) -> sys::CUmemLocation {
 }
 
 pub(super) fn granularity(context: &Context) -> Result<u64> {
+    granularity_of(context, handle_types(context))
+}
+
+fn granularity_of(context: &Context, handle_types: u32) -> Result<u64> {
     const RECOMMENDED: u32 = 1;
-    let wanted = shareable(context);
+    let wanted = shareable(context, handle_types);
     let mut bytes = 0;
     context.call("read properties", |functions| {
         // SAFETY: a valid number, a valid description.
-        unsafe { (functions.granularity)(&raw mut bytes, &raw const wanted, RECOMMENDED) }
+        unsafe { (functions.granularity)(&raw mut bytes, wanted.as_ptr(), RECOMMENDED) }
     })?;
     Ok(bytes as u64)
 }
@@ -84,21 +113,28 @@ pub(super) struct Physical {
 
 impl Drop for Physical {
     fn drop(&mut self) {
-        let _ = self.context.call("release memory", |functions| {
-            // SAFETY: owned, and released once; mapped memory stays until it is unmapped.
-            unsafe { (functions.physical_release)(self.handle) }
-        });
+        let _ = release(&self.context, self.handle);
     }
+}
+
+fn create(context: &Context, length: u64, handle_types: u32) -> Result<u64> {
+    let wanted = shareable(context, handle_types);
+    let mut handle = 0;
+    // SAFETY: a valid number, a valid description.
+    context.call("allocate memory", |functions| unsafe {
+        (functions.physical_create)(&raw mut handle, length as usize, wanted.as_ptr(), 0)
+    })?;
+    Ok(handle)
+}
+
+fn release(context: &Context, handle: u64) -> Result<()> {
+    // SAFETY: its owner releases it once; mapped memory stays until it is unmapped.
+    context.call("release memory", |functions| unsafe { (functions.physical_release)(handle) })
 }
 
 impl Physical {
     pub(super) fn create(context: &Arc<Context>, length: u64) -> Result<Self> {
-        let wanted = shareable(context);
-        let mut handle = 0;
-        // SAFETY: a valid number, a valid description.
-        context.call("allocate memory", |functions| unsafe {
-            (functions.physical_create)(&raw mut handle, length as usize, &raw const wanted, 0)
-        })?;
+        let handle = create(context, length, handle_types(context))?;
         Ok(Self { context: Arc::clone(context), handle, length })
     }
 

@@ -9,8 +9,8 @@ mod memory;
 mod stream;
 
 use std::ffi::c_int;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys;
 
@@ -36,6 +36,8 @@ struct Context {
     kernels: Kernels,
     pinned_buffers: PinnedBufferPool,
     accumulators: AccumulatorPool,
+    /// Of [`memory::handle_types`].
+    handle_types: OnceLock<u32>,
     /// Another library destroyed the context, or the driver shut down: no object of it is used
     /// or freed any more.
     is_destroyed: AtomicBool,
@@ -73,6 +75,7 @@ impl Context {
             kernels: Kernels::default(),
             pinned_buffers: PinnedBufferPool::default(),
             accumulators: AccumulatorPool::default(),
+            handle_types: OnceLock::new(),
             is_destroyed: AtomicBool::new(false),
         }))
     }
