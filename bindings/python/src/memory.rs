@@ -16,6 +16,7 @@ use crate::data_type::DataType;
 use crate::failure::{Failure, Result};
 use crate::kept::{Kept, drop_unused};
 use crate::layout::Layout;
+use crate::waits::wait_for_work;
 
 const ALLOCATE: &str = "allocate memory";
 const REGISTER: &str = "register region";
@@ -118,13 +119,13 @@ pub(crate) fn allocate(
             (buffer.address(), None, Buffer::Host(buffer))
         }
         MemoryLocation::Device(name) => {
-            let memory = py.detach(|| {
+            let (memory, stream) = py.detach(|| {
                 let memory = Device::open(name)?.allocate_shared(length, &[])?;
                 let stream = memory.mapped_for().stream()?;
                 stream.fill(&memory.whole(), 0)?;
-                stream.synchronize(DEFAULT_TIMEOUT)?;
-                Ok::<_, Failure>(memory)
+                Ok::<_, Failure>((memory, stream))
             })?;
+            wait_for_work(py, ALLOCATE, &stream)?;
             (memory.address(), Some(name), Buffer::Device(memory))
         }
     };

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use ipc::WaitStrategy;
 use pubsub::{NetworkOptions, Node, NodeOptions, ServiceMode, TopicSettings};
 use pyo3::prelude::*;
 
@@ -48,6 +49,18 @@ fn service_mode(name: &str) -> Result<ServiceMode> {
     }
 }
 
+fn wait_strategy(name: &str) -> Result<WaitStrategy> {
+    match name {
+        "adaptive" => Ok(WaitStrategy::default()),
+        "busy" => Ok(WaitStrategy::Busy),
+        "block" => Ok(WaitStrategy::Block),
+        _ => {
+            let cause = format!("waiting=\"{name}\": adaptive, busy or block");
+            Err(Failure::invalid(JOIN, cause))
+        }
+    }
+}
+
 impl PyNode {
     pub(crate) fn of(node: Node) -> Self {
         Self { node: Closable::new("the node was closed", node) }
@@ -57,9 +70,12 @@ impl PyNode {
 #[pymethods]
 impl PyNode {
     /// Joins a node. Options that are not given come from the environment (FABRICAST_DIRECTORY, …).
+    ///
+    /// `waiting` is how publishers and subscribers wait: "adaptive" polls for up to 25 µs and then
+    /// sleeps, "busy" polls all the time and uses a core, "block" sleeps at once.
     #[new]
-    #[pyo3(signature = (directory=None, *, label=None, service=None, service_timeout=None, listen=None,
-        peers=None, rendezvous=None, insecure=None, provider=None, source=None))]
+    #[pyo3(signature = (directory=None, *, label=None, service=None, service_timeout=None,
+        waiting=None, listen=None, peers=None, rendezvous=None, insecure=None, provider=None, source=None))]
     #[allow(clippy::too_many_arguments)] // keywords
     fn new(
         py: Python<'_>,
@@ -67,6 +83,7 @@ impl PyNode {
         label: Option<String>,
         service: Option<&str>,
         service_timeout: Option<f64>,
+        waiting: Option<&str>,
         listen: Option<&str>,
         peers: Option<Vec<String>>,
         rendezvous: Option<String>,
@@ -84,6 +101,9 @@ impl PyNode {
             options.service_timeout = Duration::try_from_secs_f64(seconds).map_err(|_| {
                 Failure::invalid(JOIN, format!("service_timeout={seconds}: at least 0 seconds"))
             })?;
+        }
+        if let Some(name) = waiting {
+            options.waiting = wait_strategy(name)?;
         }
         let is_networked = listen.is_some() || peers.is_some() || rendezvous.is_some();
         let mut network = match options.network.take() {

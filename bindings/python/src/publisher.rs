@@ -16,7 +16,7 @@ use crate::failure::{Failure, Result};
 use crate::layout::Layout;
 use crate::release::leave;
 use crate::streams::UsingStreams;
-use crate::waits::{Timeout, unless_late, wait};
+use crate::waits::{Timeout, unless_late, wait, wait_for_work};
 
 const PUBLISH: &str = "publish to topic";
 const NO_METADATA: &[u8] = b"";
@@ -170,8 +170,10 @@ fn copy(py: Python<'_>, source: &Source, loan: &mut Loan) -> Result<()> {
             // SAFETY: of the source, which outlives the copy: it is waited for.
             let memory = unsafe { device.adopt(start, length, ()) }?;
             let layout = layout.clone();
+            let stream = device.default_stream()?;
+            // Ctrl-C ends this wait; the copy itself is waited for.
+            wait_for_work(py, PUBLISH, &stream)?;
             py.detach(|| {
-                let stream = device.default_stream()?;
                 if loan.device().is_some() {
                     match layout.is_contiguous() {
                         true => stream.copy(loan.slice(), &memory.whole())?,

@@ -20,7 +20,7 @@ use crate::memory::{OwnMemory, address_of, find};
 use crate::release::drop_after;
 use crate::streams::UsingStreams;
 use crate::torch_allocator::find_in_pool;
-use crate::waits::{Timeout, interruptibly};
+use crate::waits::{Timeout, interruptibly, wait_for_work};
 
 const SHARE: &str = "share memory";
 const OPEN: &str = "open shared memory";
@@ -97,6 +97,7 @@ fn copied(py: Python<'_>, source: &Source) -> Result<(Buffer, Tensor)> {
             py.detach(move || unsafe { from.copy(data_type, &layout, target.as_mut_ptr()) });
         }
         SourceDevice::Cuda(number) => {
+            wait_for_writers(py, source)?;
             let start = source.address().wrapping_add_signed(first);
             let device = Device::open(DeviceName::cuda(number))?;
             // SAFETY: the caller has the source, and the copy is waited for.
@@ -156,11 +157,7 @@ fn in_place(py: Python<'_>, source: Source, is_read_only: bool) -> Result<Shared
 fn wait_for_writers(py: Python<'_>, source: &Source) -> Result<()> {
     let SourceDevice::Cuda(number) = source.device() else { return Ok(()) };
     // The default stream waits for the stream of the producer, as DLPack demands.
-    let stream = Device::open(DeviceName::cuda(number))?.default_stream()?;
-    if stream.is_done()? {
-        return Ok(());
-    }
-    py.detach(|| Ok(stream.synchronize(DEFAULT_TIMEOUT)?))
+    wait_for_work(py, SHARE, &Device::open(DeviceName::cuda(number))?.default_stream()?)
 }
 
 /// Shares an array with other processes of this user on this machine, which open it by a token and

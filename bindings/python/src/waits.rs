@@ -4,6 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, Sender};
+use gpu::{DEFAULT_TIMEOUT, Stream};
 use ipc::PerProcess;
 use pyo3::marker::Ungil;
 use pyo3::prelude::*;
@@ -92,6 +93,20 @@ pub(crate) fn unless_late<T>(
         Err(failure) if failure.is_of("DeadlineExceeded") => Ok(None),
         Err(failure) => Err(failure),
     }
+}
+
+/// Waits until the work on a stream so far is done. Ctrl-C ends the wait, but not the work.
+pub(crate) fn wait_for_work(
+    py: Python<'_>,
+    operation: &'static str,
+    stream: &Stream,
+) -> Result<()> {
+    if stream.is_done()? {
+        return Ok(());
+    }
+    let (point, timeout) = (stream.point()?, Timeout(Some(DEFAULT_TIMEOUT)));
+    let cause = || format!("the work on {} is not done", stream.device().name());
+    wait(py, operation, timeout, cause, |slice| unless_late(point.wait(slice)))
 }
 
 type Job = Box<dyn FnOnce() + Send>;

@@ -226,3 +226,22 @@ def test_foreign_addresses_are_refused():
         fabricast.share(far)
     with pytest.raises(errors.InvalidArgument, match="no multiples"):
         fabricast.share(CudaArray(address, (2, 2), strides=(6, 3)))
+
+
+def _handle_of_pool(expected):
+    address = allocator.fabricast_torch_malloc(ctypes.c_size_t(4 * MEBI), 0, None)
+    handle = ctypes.c_uint64()
+    assert driver.cuMemRetainAllocationHandle(ctypes.byref(handle), ctypes.c_void_p(address)) == 0
+    exported = (ctypes.c_uint8 * 64)()
+    assert (driver.cuMemExportToShareableHandle(exported, handle, 8, ctypes.c_uint64(0)) == 0) == expected
+    assert any(exported) == expected
+    assert fabricast.info()["devices"][0]["fabric_handles"] == expected
+
+
+@pytest.mark.parametrize("is_permitted", [False, True])
+def test_memory_of_pool_has_fabric_handles_where_permitted(is_permitted, monkeypatch):
+    monkeypatch.setenv("FAKE_CUDA_IMEX", str(int(is_permitted)))
+    process = spawn.Process(target=_handle_of_pool, args=(is_permitted,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0

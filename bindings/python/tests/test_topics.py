@@ -329,3 +329,19 @@ def test_the_tutorial_runs_as_written(tmp_path):
     assert [process.returncode for process in processes] == [0, 0]
     lines = out[1].splitlines()
     assert (len(lines), lines[-1]) == (100, "100 (480, 640, 3) 99.0")
+
+
+@pytest.mark.parametrize("waiting", ["adaptive", "busy", "block"])
+def test_waiting(tmp_path, waiting):
+    with fabricast.Node(tmp_path, waiting=waiting) as node:
+        topic = node.topic("numbers")
+        subscriber = topic.subscriber()
+        with pytest.raises(errors.DeadlineExceeded):
+            subscriber.pull(timeout=0.01)
+        topic.publisher().publish(b"abc")
+        assert bytes(subscriber.pull().array) == b"abc"
+
+
+def test_waiting_is_checked(tmp_path):
+    with pytest.raises(errors.InvalidArgument, match="adaptive, busy or block"):
+        fabricast.Node(tmp_path, waiting="spin")

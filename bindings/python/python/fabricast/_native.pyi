@@ -53,6 +53,7 @@ class Node:
         label: str | None = None,
         service: Literal["embedded", "external", "dedicated"] | None = None,
         service_timeout: float | None = None,
+        waiting: Literal["adaptive", "busy", "block"] | None = None,
         listen: str | None = None,
         peers: Sequence[str] | None = None,
         rendezvous: str | None = None,

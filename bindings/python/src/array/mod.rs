@@ -9,7 +9,7 @@ mod source;
 use std::fmt;
 use std::sync::Arc;
 
-use gpu::{DeviceName, Implementation};
+use gpu::{Device, DeviceName, Implementation};
 use pyo3::exceptions::{PyAttributeError, PyBufferError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
@@ -17,8 +17,11 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 use crate::data_type::DataType;
 use crate::failure::{Failure, Result};
 use crate::layout::Layout;
+use crate::waits::wait_for_work;
 
 pub(crate) use source::{Source, SourceDevice, gather};
+
+const READ: &str = "read array";
 
 /// Zeros on the host. A length that comes from a shape may be more than there is.
 pub(crate) fn zeroed(operation: &'static str, length: u64) -> Result<Vec<u8>> {
@@ -111,7 +114,7 @@ impl Array {
     fn read(&self, into: &mut [u8]) -> Result<()> {
         match self.layout.extent(self.data_type) {
             Some((first, length)) if !self.layout.is_contiguous() => {
-                let mut bytes = zeroed("read array", length)?;
+                let mut bytes = zeroed(READ, length)?;
                 self.owner.read(self.address.wrapping_add_signed(first), &mut bytes)?;
                 gather(self.data_type, &self.layout, &bytes, into);
                 Ok(())
@@ -121,9 +124,16 @@ impl Array {
         }
     }
 
-    fn copy(&self) -> Result<Self> {
+    /// Waits for the work on its device, before the elements are read.
+    fn wait_for_writers(&self, py: Python<'_>) -> Result<()> {
+        let Some(number) = self.cuda_device() else { return Ok(()) };
+        wait_for_work(py, READ, &Device::open(DeviceName::cuda(number))?.default_stream()?)
+    }
+
+    fn copy(&self, py: Python<'_>) -> Result<Self> {
+        self.wait_for_writers(py)?;
         let mut bytes = zeroed("copy array", self.length() as u64)?.into_boxed_slice();
-        self.read(&mut bytes)?;
+        py.detach(|| self.read(&mut bytes))?;
         Ok(Self {
             address: bytes.as_ptr().addr() as u64,
             data_type: self.data_type,
@@ -210,7 +220,8 @@ impl Array {
 
     /// Copies the elements to a new object of the host, in C order.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        PyBytes::new_with(py, self.length(), |bytes| Ok(self.read(bytes)?))
+        self.wait_for_writers(py)?;
+        PyBytes::new_with(py, self.length(), |bytes| Ok(py.detach(|| self.read(bytes))?))
     }
 
     fn __len__(&self) -> PyResult<usize> {
@@ -280,7 +291,7 @@ impl Array {
             return Err(PyBufferError::new_err(cause));
         }
         if to_host || copy == Some(true) {
-            let copied = self.copy()?;
+            let copied = self.copy(py)?;
             return dlpack::export(py, &copied.tensor(true), max_version);
         }
         if self.cuda_device().is_some() {
