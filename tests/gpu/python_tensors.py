@@ -412,8 +412,8 @@ def _echo_by_pipe(connection):
         del tensor
 
 
-def _echo_by_topic(connection, directory):
-    with fabricast.Node(directory) as node:
+def _echo_by_topic(connection, directory, waiting):
+    with fabricast.Node(directory, waiting=waiting) as node:
         subscriber = node.open("tensors").subscriber()
         publisher = node.open("replies").publisher()
         connection.send("ready")
@@ -428,17 +428,29 @@ def _echo_by_topic(connection, directory):
             del tensor, sample
 
 
-def measure_topic(size):
+def measure_touch():
+    """The touch alone, in one process: the median in microseconds."""
+    tensor = torch.ones(1024, device="cuda:0")
+    times = []
+    for _ in range(200):
+        start = time.perf_counter()
+        tensor[:1].clone()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return 1e6 * statistics.median(times[20:])
+
+
+def measure_topic(size, waiting):
     """As `measure`, for a tensor that is written in the memory of a message: the median in microseconds."""
-    with tempfile.TemporaryDirectory() as directory, fabricast.Node(directory) as node:
+    with tempfile.TemporaryDirectory() as directory, fabricast.Node(directory, waiting=waiting) as node:
         topic = node.topic("tensors", memory="cuda:0", largest=size, depth=2, loans=2)
         replies = node.topic("replies").subscriber()
         publisher = topic.publisher()
-        child = Child(_echo_by_topic, directory)
+        child = Child(_echo_by_topic, directory, waiting)
         assert child.hear() == "ready"
         publisher.wait_for_subscribers()
         times = []
-        for number in range(60):
+        for _ in range(200):
             loan = publisher.loan((size // 4,), "float32")
             start = time.perf_counter()
             loan.publish()
@@ -446,7 +458,7 @@ def measure_topic(size):
             times.append(time.perf_counter() - start)
         publisher.publish(torch.zeros(1, device="cuda:0"))
         child.finish()
-        return 1e6 * statistics.median(times[10:])
+        return 1e6 * statistics.median(times[50:])
 
 
 def measure():
@@ -475,6 +487,7 @@ def _measure():
         process.start()
         queues[way] = (there, back, process)
     pipe = Child(_echo_by_pipe)
+    print(f"touch and synchronize alone: {measure_touch():.0f} us")
     for size in (4 << 20, 64 << 20, 1 << 30):
         with exportable("cuda:0"):
             tensor = torch.ones(size // 4, device="cuda:0")
@@ -507,8 +520,12 @@ def _measure():
             f"{medians['ours']:.0f} us, fabricast.torch.send {medians['send']:.0f} us: "
             f"{medians['torch'] / medians['send']:.1f} times as fast"
         )
-        topic = measure_topic(size)
-        print(f"{size >> 20} MiB: loan of a topic {topic:.0f} us, {medians['torch'] / topic:.1f} times as fast")
+        for waiting in ("adaptive", "busy"):
+            topic = measure_topic(size, waiting)
+            print(
+                f"{size >> 20} MiB: loan of a topic, waiting {waiting}: {topic:.0f} us, "
+                f"{medians['torch'] / topic:.1f} times as fast"
+            )
         del tensor, ordinary
     use(plain_reducers)
     for there, _, process in queues.values():
