@@ -1,7 +1,8 @@
 /*
  * fabricast.h - topics: one copy of a message in GPU or host memory, read by any number of
- * processes, on any number of machines; and agents: put into and get from memory of other
- * processes, by the best path. For C99 and C++; link with -lfabricast. For Fortran: fabricast.f90.
+ * processes, on any number of machines; agents: put into and get from memory of other
+ * processes, by the best path; and shared memory, which other processes open by a token. For C99
+ * and C++; link with -lfabricast. For Fortran: fabricast.f90. For PyTorch: fabricast_torch.hpp.
  *
  *     fabricast_node *node;
  *     fabricast_topic *topic;
@@ -562,7 +563,7 @@ fabricast_status fabricast_sample_release_on(fabricast_sample *sample, fabricast
  *     fabricast_agent_wait(agent, token, FABRICAST_SECONDS(10), NULL);
  */
 
-/* Memory that can be registered: of the library, or adopted from the program. */
+/* Memory that can be registered and shared: of the library, or adopted from the program. */
 typedef struct fabricast_memory fabricast_memory;
 
 /*
@@ -582,6 +583,24 @@ fabricast_status fabricast_memory_allocate(const char *location, size_t length,
  */
 fabricast_status fabricast_memory_adopt(void *pointer, size_t length,
                                         fabricast_memory **memory);
+
+/*
+ * Tells that adopted memory is not used any more. Any thread may call it, also the one that closes
+ * the last handle, before its call returns. It must return soon, without exceptions or longjmp, and
+ * must not call functions of the library: they fail there (FABRICAST_E_INVALID_ARGUMENT).
+ */
+typedef void (*fabricast_release_callback)(void *user_data);
+
+/*
+ * The same for memory that the program leaves to the library: closing it does not wait. When the
+ * handle is closed and nothing uses the memory any more, also no process that opened it, release is
+ * called once with user_data; then the memory may be freed. It is not called if this function
+ * fails, if the process ends before, or in a forked child.
+ */
+fabricast_status fabricast_memory_adopt_with_release(void *pointer, size_t length,
+                                                     fabricast_release_callback release,
+                                                     void *user_data,
+                                                     fabricast_memory **memory);
 
 /*
  * Its address in this process. Of allocated memory: valid until the memory, its regions and their
@@ -604,12 +623,131 @@ fabricast_status fabricast_memory_read(fabricast_memory *memory, size_t offset, 
  *
  * For adopted memory the call waits. When it has succeeded, nothing uses the memory any more: the
  * program may free it. After FABRICAST_E_DEADLINE_EXCEEDED, FABRICAST_E_WOULD_BLOCK and
- * FABRICAST_E_INTERRUPTED it is still used, by a region or route that is not closed, or an
- * operation in flight, also of a peer: the handle stays open, but cannot be registered any more.
- * Close the others, and then the memory again. Registrations that an agent caches end within a
- * tenth of a second.
+ * FABRICAST_E_INTERRUPTED it is still used, by a region, route or share that is not closed, a
+ * process that opened it, or an operation in flight, also of a peer: the handle stays open, but
+ * cannot be registered or shared any more. Close the others, and then the memory again.
+ * Registrations that an agent caches end within a tenth of a second.
  */
 fabricast_status fabricast_memory_close(fabricast_memory *memory, fabricast_timeout timeout);
+
+/* ------------------------------------------------------------------- shared memory */
+
+/*
+ * Memory in several processes without a copy. The owner sends a token by any means, and the
+ * receiver maps the memory:
+ *
+ *     fabricast_memory_allocate("cuda:0", length, &memory);
+ *     fabricast_memory_share(memory, &tensor, 0, NULL, &share);
+ *     fabricast_share_token(share, token, sizeof token, &length);       // send it
+ *
+ *     fabricast_shared_memory_open(token, length, NULL, NULL, FABRICAST_SECONDS(10), &opened);
+ *     fabricast_opened_address(opened, &address, &length);              // the other process
+ *     fabricast_opened_tensor(opened, &tensor, sizeof tensor);
+ */
+
+/*
+ * What the bytes of memory mean. Fill it with fabricast_tensor_init, then change fields. Elements
+ * have the type codes of DLPack: 0 int, 1 unsigned int, 2 float, 4 bfloat, 5 complex, 6 bool, from
+ * 7 on floats of 8 bits and less.
+ */
+typedef struct fabricast_tensor {
+    size_t size;            /* of this structure, as the caller knows it */
+    uint8_t type_code;      /* of an element */
+    uint8_t bits;           /* of a number */
+    uint16_t lanes;         /* numbers in an element, usually 1 */
+    uint32_t dimensions;    /* at most FABRICAST_MAX_DIMENSIONS */
+    const uint64_t *shape;  /* elements in each dimension; NULL without dimensions */
+    const int64_t *strides; /* distance of neighbours in each dimension, in elements, may be
+                               negative or 0; NULL: without gaps, the last index runs fastest */
+    uint64_t byte_offset;   /* in the memory, of the element with all indices 0 */
+} fabricast_tensor;
+
+#define FABRICAST_MAX_DIMENSIONS 16
+
+/* fabricast_tensor_init(&tensor, sizeof tensor): a byte, without dimensions */
+fabricast_status fabricast_tensor_init(fabricast_tensor *tensor, size_t size);
+
+/* Memory that this process shares. */
+typedef struct fabricast_share fabricast_share;
+
+/*
+ * Shares memory: processes of this user on this machine open it by the token of the share, until
+ * that is closed, and keep what they opened. tensor tells them what the bytes mean; NULL: bytes.
+ * With read_only 1 they cannot write to memory of the host, and promise not to write to memory of a
+ * device. directory is that of the socket by which they open it, which is created if it does not
+ * exist; NULL: the default, as of a node.
+ *
+ * Memory of a device must be complete: synchronize the streams that write it before. Adopted
+ * memory of a device can be shared as far as its allocator allows. FABRICAST_E_INVALID_ARGUMENT for
+ * adopted memory of the host, which no other process can map: copy it into memory of
+ * fabricast_memory_allocate. FABRICAST_E_INVALID_ARGUMENT, too, for unknown elements, and if shape
+ * and strides exceed the memory.
+ */
+fabricast_status fabricast_memory_share(fabricast_memory *memory, const fabricast_tensor *tensor,
+                                        uint32_t read_only, const char *directory,
+                                        fabricast_share **share);
+
+/*
+ * Its token: a secret of about 100 bytes, at most FABRICAST_MAX_TOKEN, by which other processes
+ * open the memory. The buffer is used as by fabricast_agent_card.
+ */
+#define FABRICAST_MAX_TOKEN 256
+fabricast_status fabricast_share_token(fabricast_share *share, void *buffer, size_t capacity,
+                                       size_t *length);
+
+/*
+ * Leaves the share to one receiver, with the same token, and closes the handle: the memory is
+ * shared until it was opened once, or this process ends. If the buffer is too small
+ * (FABRICAST_E_TOO_LONG), and without a buffer, the share is unchanged.
+ */
+fabricast_status fabricast_share_for_one_receiver(fabricast_share *share, void *buffer,
+                                                  size_t capacity, size_t *length);
+
+/* Ends the sharing. The memory is kept until the processes that opened it have closed it. */
+fabricast_status fabricast_share_close(fabricast_share *share);
+
+/* Memory of another process. */
+typedef struct fabricast_opened fabricast_opened;
+
+/*
+ * Maps memory by its token. directory is that of this process, where the socket of the owner is
+ * looked for if its own path does not exist here, as in another container; NULL: the default.
+ * device names a further device that accesses the memory, as "cuda:1"; NULL: only its own. Memory
+ * from cudaMalloc can be opened in other processes only.
+ *
+ * FABRICAST_E_CLOSED, at once, if the owner has ended; FABRICAST_E_NOT_FOUND if it does not share
+ * the memory any more, and for a device that this process does not see; FABRICAST_E_DENIED if it
+ * belongs to another user; FABRICAST_E_MALFORMED and FABRICAST_E_VERSION_MISMATCH for bytes that
+ * are no token; FABRICAST_E_NO_PATH if the device does not reach the memory;
+ * FABRICAST_E_DEADLINE_EXCEEDED if the owner does not answer. A signal handler does not end the
+ * call.
+ */
+fabricast_status fabricast_shared_memory_open(const void *token, size_t length,
+                                              const char *directory, const char *device,
+                                              fabricast_timeout timeout,
+                                              fabricast_opened **opened);
+
+/* Address and length of the whole memory in this process. */
+fabricast_status fabricast_opened_address(fabricast_opened *opened, void **address,
+                                          size_t *length);
+
+/* Where it is: "host", "cuda:0", ..., with the number of the device in this process. The text is
+ * valid until the handle is closed. */
+fabricast_status fabricast_opened_location(fabricast_opened *opened, const char **location);
+
+/* What its bytes mean; shape and strides are valid until the handle is closed. */
+fabricast_status fabricast_opened_tensor(fabricast_opened *opened, fabricast_tensor *tensor,
+                                         size_t size);
+
+/* *is_read_only is 1 if its owner shared it for readers only. */
+fabricast_status fabricast_opened_is_read_only(fabricast_opened *opened, uint64_t *is_read_only);
+
+/*
+ * Unmaps the memory, if no other handle of this process uses it, and tells its owner. No device may
+ * use it any more: synchronize the streams that do. The owner keeps the memory until all receivers
+ * have closed it, or have ended.
+ */
+fabricast_status fabricast_opened_close(fabricast_opened *opened);
 
 /* -------------------------------------------------------------------------- agents */
 

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 mod agents;
+mod tensor;
 
 use std::ffi::{CStr, c_char, c_void};
 use std::time::Duration;
@@ -23,6 +24,7 @@ use crate::network::network;
 pub(crate) use self::agents::{
     RawAgentEvent, RawAgentOptions, RawCardInfo, RawNotice, RawStrided, TileSides,
 };
+pub(crate) use self::tensor::RawTensor;
 
 macro_rules! layouts {
     ($($type:ty: $min_size:literal),* $(,)?) => {$(
@@ -45,6 +47,7 @@ layouts! {
     RawCardInfo: 112,
     RawNotice<'_>: 32,
     RawStrided: 104,
+    RawTensor<'_>: 40,
 }
 
 /// A time of a structure, which must not be negative.
@@ -145,7 +148,8 @@ fn wait_strategy(operation: Operation, number: u32) -> Result<WaitStrategy> {
     }
 }
 
-fn flag(operation: Operation, name: &str, number: u32) -> Result<bool> {
+/// A number that is 0 or 1.
+pub(crate) fn flag(operation: Operation, name: &str, number: u32) -> Result<bool> {
     match number {
         0 => Ok(false),
         1 => Ok(true),

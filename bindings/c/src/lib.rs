@@ -6,7 +6,7 @@
 //!
 //! Modules, each importing only those before it: `status`, `failure`, `timeout`, `handle`,
 //! `ffi`, `registry`, `exclusive`, `device`, `network`, `variables`, `layout`, `log`, `node`,
-//! `topic`, `publisher`, `subscriber`, `stream`, `memory`, `agent`, `rgaps`.
+//! `topic`, `publisher`, `subscriber`, `stream`, `release`, `memory`, `share`, `agent`, `rgaps`.
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("handles have 64 bits: for machines with 64-bit pointers only");
@@ -26,7 +26,9 @@ mod network;
 mod node;
 mod publisher;
 mod registry;
+mod release;
 mod rgaps;
+mod share;
 mod status;
 mod stream;
 mod subscriber;
@@ -37,7 +39,9 @@ mod variables;
 #[cfg(test)]
 mod tests {
     use super::handle::Kind;
-    use super::{agent, exclusive, memory, node, publisher, rgaps, stream, subscriber, topic};
+    use super::{
+        agent, exclusive, memory, node, publisher, rgaps, share, stream, subscriber, topic,
+    };
 
     #[test]
     fn kinds_of_handles_have_different_numbers() {
@@ -52,6 +56,8 @@ mod tests {
             rgaps::SimpleSubscriber::NUMBER,
             stream::OpenStream::NUMBER,
             memory::OpenMemory::NUMBER,
+            share::OpenShare::NUMBER,
+            share::OpenedMemory::NUMBER,
             agent::OpenAgent::NUMBER,
             agent::OpenRegion::NUMBER,
             agent::OpenRoute::NUMBER,

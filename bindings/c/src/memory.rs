@@ -13,14 +13,25 @@ use transfer::{Buffer, HostBuffer};
 use crate::device;
 use crate::exclusive::interrupted;
 use crate::failure::{Failure, Operation, Result};
-use crate::ffi::{CallerRange, Out, Text, export};
+use crate::ffi::{CallerRange, Out, Text, UserData, export};
 use crate::handle::{Handle, kind};
 use crate::registry;
+use crate::release::{OptionalReleaseCallback, Release};
 use crate::status::Status;
 use crate::timeout::Timeout;
 
 /// How often closing adopted memory checks whether it is still used.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Whose memory it is.
+#[derive(Debug)]
+enum Owner {
+    Library,
+    /// The caller, for whom closing waits. The value exists as long as the memory is used.
+    Waiting(Weak<()>),
+    /// The caller, whose callback is called when the memory is not used any more.
+    Notified,
+}
 
 /// Memory of the library, or adopted from the caller.
 #[derive(Debug)]
@@ -29,14 +40,13 @@ pub(crate) struct OpenMemory {
     length: u64,
     /// None from the start of its close on.
     buffer: Mutex<Option<Buffer>>,
-    /// Exists as long as adopted memory is used.
-    owner: Option<Weak<()>>,
+    owner: Owner,
 }
 
 kind!(OpenMemory, 9, "memory");
 
 impl OpenMemory {
-    fn new(buffer: Buffer, owner: Option<Weak<()>>) -> Self {
+    fn new(buffer: Buffer, owner: Owner) -> Self {
         let (address, length) = match &buffer {
             Buffer::Host(buffer) => (buffer.address(), buffer.length()),
             Buffer::Device(memory) => (memory.address(), memory.length()),
@@ -52,13 +62,13 @@ impl OpenMemory {
                 Device::open(name)?.allocate_shared(length as u64, &[])?.into()
             }
         };
-        Ok(Self::new(buffer, None))
+        Ok(Self::new(buffer, Owner::Library))
     }
 
     fn adopt(operation: Operation, range: CallerRange<'_>) -> Result<Self> {
         let owner = Arc::new(());
-        let weak = Arc::downgrade(&owner);
-        Ok(Self::new(device::adopt_memory(operation, range, owner)?, Some(weak)))
+        let weak = Owner::Waiting(Arc::downgrade(&owner));
+        Ok(Self::new(device::adopt_memory(operation, range, owner)?, weak))
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Buffer>> {
@@ -70,6 +80,18 @@ impl OpenMemory {
         self.lock()
             .clone()
             .ok_or_else(|| Failure::new(Status::Closed, operation, "the memory is being closed"))
+    }
+
+    /// Another handle to memory that other processes can map.
+    pub(crate) fn mappable(&self, operation: Operation) -> Result<Buffer> {
+        match (self.buffer(operation)?, &self.owner) {
+            (Buffer::Host(_), Owner::Waiting(_) | Owner::Notified) => {
+                let detail = "other processes cannot map adopted memory of the host. Copy it into \
+                              memory of fabricast_memory_allocate";
+                Err(Failure::invalid(operation, detail))
+            }
+            (buffer, _) => Ok(buffer),
+        }
     }
 
     fn part(memory: &Memory, offset: usize, length: usize) -> Result<Slice> {
@@ -100,8 +122,10 @@ impl OpenMemory {
 
     /// Ends its use, and waits until nothing uses adopted memory.
     fn end_use(&self, operation: Operation, timeout: Timeout) -> Result<()> {
-        drop(self.lock().take());
-        let Some(owner) = &self.owner else { return Ok(()) };
+        let buffer = self.lock().take();
+        // Without the lock: a callback of the caller may be called.
+        drop(buffer);
+        let Owner::Waiting(owner) = &self.owner else { return Ok(()) };
         let (end, interruption) = (timeout.end(), Interruption::watch());
         while owner.strong_count() > 0 {
             let status = match timeout {
@@ -114,8 +138,8 @@ impl OpenMemory {
                 }
             };
             let detail = format!(
-                "its {} bytes are used by a region, a route, or an operation in flight. Close these, \
-                 and then the memory again",
+                "its {} bytes are used by a region, a route, a share, a process that opened it, or an \
+                 operation in flight. Close these, and then the memory again",
                 self.length
             );
             return Err(Failure::new(status, operation, detail));
@@ -145,6 +169,20 @@ export! {
         memory: Out<'_, *mut OpenMemory>,
     ) -> i32, c"adopt memory" {
         memory.put(registry::open(OPERATION, OpenMemory::adopt(OPERATION, pointer)?)?)
+    }
+
+    /// Adopts memory of the caller, until the callback is called.
+    fn fabricast_memory_adopt_with_release(
+        pointer: CallerRange<'_>[length],
+        release: OptionalReleaseCallback,
+        user_data: UserData,
+        memory: Out<'_, *mut OpenMemory>,
+    ) -> i32, c"adopt memory" {
+        let release = Arc::new(Release::new(OPERATION, release, user_data)?);
+        let buffer = device::adopt_memory(OPERATION, pointer, Arc::clone(&release))?;
+        let opened = registry::open(OPERATION, OpenMemory::new(buffer, Owner::Notified))?;
+        release.arm();
+        memory.put(opened)
     }
 
     /// Address and length of memory.

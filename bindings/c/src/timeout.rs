@@ -2,6 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use transfer::ErrorKind;
+
+use crate::failure::Failure;
+use crate::status::Status;
+
 /// Timeout of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Timeout {
@@ -47,6 +52,29 @@ impl Timeout {
             Self::For(time) => time.min(FOREVER_DURATION),
             Self::Forever => FOREVER_DURATION,
         }
+    }
+}
+
+impl Failure {
+    /// The failure of a call with this timeout: of the whole wait, not of its last `slice`.
+    pub(crate) fn of_wait(
+        timeout: Timeout,
+        slice: Option<Duration>,
+        error: transfer::Error,
+    ) -> Self {
+        if error.kind() != ErrorKind::DeadlineExceeded {
+            return error.into();
+        }
+        let mut text = error.to_string();
+        let mut status = Status::DeadlineExceeded;
+        if timeout == Timeout::Now {
+            status = Status::WouldBlock;
+            text = text.replacen("deadline exceeded", "would block", 1);
+        } else if let Some(slice) = slice {
+            let whole = timeout.as_duration();
+            text = text.replacen(&format!("after {slice:?}"), &format!("after {whole:?}"), 1);
+        }
+        Self::from_text(status, error.operation(), text)
     }
 }
 

@@ -245,12 +245,23 @@ impl ShareClient {
     /// A new connection. [`Closed`](ErrorKind::Closed) if no service listens, as before a service
     /// starts and after it ended.
     fn connect_once(&self, operation: &'static str, end: Instant) -> Result<Arc<Connection>> {
-        use std::io::ErrorKind::{ConnectionRefused, NotFound};
+        use std::io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied};
         let channel = Channel::connect(&self.path, remaining(end)).map_err(|error| {
-            let has_no_listener = matches!(&error, ChannelError::System { cause, .. }
-                if [ConnectionRefused, NotFound].contains(&cause.kind()));
+            let kind = match &error {
+                ChannelError::System { cause, .. } => match cause.kind() {
+                    // No process listens there.
+                    ConnectionRefused | NotFound => Some(ErrorKind::Closed),
+                    // The directory of another user.
+                    PermissionDenied => Some(ErrorKind::Denied),
+                    _ => None,
+                },
+                _ => None,
+            };
             let error = Error::of_channel_at(operation, &self.path, error);
-            if has_no_listener { error.with_kind(ErrorKind::Closed) } else { error }
+            match kind {
+                Some(kind) => error.with_kind(kind),
+                None => error,
+            }
         })?;
         let peer = channel.credentials().during(CONNECT).map_err(|error| self.with_path(error))?;
         if self.trusted.contains(&peer.user) {

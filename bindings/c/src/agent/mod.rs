@@ -15,14 +15,12 @@ use transfer::{Agent, AgentCard, EventWatch};
 pub(crate) use self::{regions::OpenRegion, routes::OpenRoute};
 
 use self::numbers::AgentNumber;
-use self::waits::failure_of_wait;
 use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Operation, Result};
-use crate::ffi::{Out, OutStruct, WithDefaults, export};
+use crate::ffi::{Out, OutStruct, WithDefaults, export, put_bytes};
 use crate::handle::{Handle, Kind as _, kind};
 use crate::layout::{RawAgentEvent, RawAgentOptions, RawCardInfo};
 use crate::registry;
-use crate::status::Status;
 use crate::timeout::Timeout;
 
 /// An agent.
@@ -69,22 +67,9 @@ impl OpenAgent {
         let end = timeout.end();
         self.agent.with(operation, timeout, |agent| {
             let left = end.saturating_duration_since(Instant::now());
-            act(agent, left).map_err(|error| failure_of_wait(timeout, Some(left), error))
+            act(agent, left).map_err(|error| Failure::of_wait(timeout, Some(left), error))
         })
     }
-}
-
-/// Copies bytes of the library to the caller, if it passes room for them; returns their number.
-fn put_bytes(operation: Operation, bytes: &[u8], into: &mut [u8]) -> Result<usize> {
-    if into.is_empty() {
-        return Ok(bytes.len());
-    }
-    let Some(part) = into.get_mut(..bytes.len()) else {
-        let detail = format!("{} bytes do not fit into {}", bytes.len(), into.len());
-        return Err(Failure::new(Status::TooLong, operation, detail));
-    };
-    part.copy_from_slice(bytes);
-    Ok(bytes.len())
 }
 
 export! {
@@ -117,7 +102,7 @@ export! {
         open.end();
         let ended = open.agent.end_and_remove(OPERATION, timeout)?;
         let left = end.saturating_duration_since(Instant::now());
-        ended.close(left).map_err(|error| failure_of_wait(timeout, Some(left), error))
+        ended.close(left).map_err(|error| Failure::of_wait(timeout, Some(left), error))
     }
 
     /// The card of the agent.

@@ -2,9 +2,9 @@
 
 use transfer::{MAX_LABEL_LENGTH, Region, Rights};
 
-use super::{OpenAgent, put_bytes};
+use super::OpenAgent;
 use crate::failure::{Failure, Operation, Result};
-use crate::ffi::{Out, Text, export};
+use crate::ffi::{Out, Text, export, put_bytes};
 use crate::handle::{Handle, kind};
 use crate::memory::OpenMemory;
 use crate::registry;

@@ -7,8 +7,8 @@ use std::time::Instant;
 use transfer::Route;
 use transfer::path::Policy;
 
+use super::OpenAgent;
 use super::regions::OpenRegion;
-use super::{OpenAgent, failure_of_wait};
 use crate::failure::{Failure, Operation, Result, c_text};
 use crate::ffi::{Out, Text, export};
 use crate::handle::{Handle, kind};
@@ -82,7 +82,7 @@ export! {
             }
             let left = end.saturating_duration_since(Instant::now());
             let done = agent.disconnect(peer, left);
-            done.map_err(|error| failure_of_wait(timeout, Some(left), error))
+            done.map_err(|error| Failure::of_wait(timeout, Some(left), error))
         })
     }
 

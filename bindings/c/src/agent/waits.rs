@@ -33,27 +33,6 @@ const NOT_COMPLETE: Failure = Failure::fixed(
     c"wait for operation failed: would block: it is in flight",
 );
 
-/// The failure of a call with this timeout: of the whole wait, not of its last `slice`.
-pub(super) fn failure_of_wait(
-    timeout: Timeout,
-    slice: Option<Duration>,
-    error: transfer::Error,
-) -> Failure {
-    if error.kind() != ErrorKind::DeadlineExceeded {
-        return error.into();
-    }
-    let mut text = error.to_string();
-    let mut status = Status::DeadlineExceeded;
-    if timeout == Timeout::Now {
-        status = Status::WouldBlock;
-        text = text.replacen("deadline exceeded", "would block", 1);
-    } else if let Some(slice) = slice {
-        let whole = timeout.as_duration();
-        text = text.replacen(&format!("after {slice:?}"), &format!("after {whole:?}"), 1);
-    }
-    Failure::from_text(status, error.operation(), text)
-}
-
 /// The rest of a timeout.
 fn remaining(timeout: Timeout, end: Instant) -> Timeout {
     match timeout {
@@ -87,7 +66,7 @@ impl OpenAgent {
             match piece {
                 Piece::Over(outcome) => return outcome,
                 Piece::Pending(error) if left <= SLICE => {
-                    return Err(failure_of_wait(timeout, Some(slice), error));
+                    return Err(Failure::of_wait(timeout, Some(slice), error));
                 }
                 Piece::Pending(_) if interruption.occurred() => return Err(interrupted(operation)),
                 Piece::Pending(_) if self.agent.is_wanted() => {

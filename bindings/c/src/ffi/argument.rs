@@ -116,6 +116,8 @@ pub(crate) struct UserData(*mut c_void);
 
 // SAFETY: the header requires callbacks that any thread may call.
 unsafe impl Send for UserData {}
+// SAFETY: as above.
+unsafe impl Sync for UserData {}
 
 impl Argument for UserData {
     type Raw = *mut c_void;

@@ -31,6 +31,15 @@ impl<T> Default for Array<'_, T> {
 }
 
 impl<'a, T: Plain> Array<'a, T> {
+    /// An array of Rust.
+    pub(crate) fn of(all: &'a [T]) -> Self {
+        Self { start: all.as_ptr(), lives: PhantomData }
+    }
+
+    pub(crate) fn is_null(self) -> bool {
+        self.start.is_null()
+    }
+
     /// Its elements, of which the caller has stated the number; NULL is an error if there are any.
     pub(crate) fn get(self, operation: Operation, name: &str, count: usize) -> Result<&'a [T]> {
         let name = (operation, name);

@@ -123,15 +123,15 @@ impl<T> Answer for *mut T {
 }
 
 thread_local! {
-    /// Does this thread run the log callback?
+    /// Does this thread run a callback of the program?
     pub(crate) static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a function's body; on failure or panic the thread's last error is set. Fails in the log
+/// Runs a function's body; on failure or panic the thread's last error is set. Fails in a
 /// callback, which may run while the library holds a lock.
 pub(crate) fn call<A: Answer>(operation: Operation, body: impl FnOnce() -> Result<A::Value>) -> A {
     let body = || match IN_CALLBACK.get() {
-        true => Err(Failure::invalid(operation, "called from the log callback")),
+        true => Err(Failure::invalid(operation, "called from a callback of the library")),
         false => body(),
     };
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
@@ -145,6 +145,19 @@ pub(crate) fn call<A: Answer>(operation: Operation, body: impl FnOnce() -> Resul
             A::failed(status)
         }
     }
+}
+
+/// Copies bytes of the library to the caller, if it passes room for them; returns their number.
+pub(crate) fn put_bytes(operation: Operation, bytes: &[u8], into: &mut [u8]) -> Result<usize> {
+    if into.is_empty() {
+        return Ok(bytes.len());
+    }
+    let Some(part) = into.get_mut(..bytes.len()) else {
+        let detail = format!("{} bytes do not fit into {}", bytes.len(), into.len());
+        return Err(Failure::new(Status::TooLong, operation, detail));
+    };
+    part.copy_from_slice(bytes);
+    Ok(bytes.len())
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> &str {

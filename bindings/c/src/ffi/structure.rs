@@ -20,6 +20,8 @@ unsafe impl Plain for usize {}
 // SAFETY: as above.
 unsafe impl Plain for u64 {}
 // SAFETY: as above.
+unsafe impl Plain for i64 {}
+// SAFETY: as above.
 unsafe impl Plain for u8 {}
 // SAFETY: as above; three numbers in C layout.
 unsafe impl Plain for gpu::Block {}

@@ -44,6 +44,12 @@ AT(fabricast_agent_event, from, 40);
 AT(fabricast_agent_event, data, 56);
 AT(fabricast_agent_event, label, 120);
 AT(fabricast_agent_event, reason, 192);
+IS(tensor, sizeof(fabricast_tensor) == 40);
+AT(fabricast_tensor, type_code, 8);
+AT(fabricast_tensor, lanes, 10);
+AT(fabricast_tensor, dimensions, 12);
+AT(fabricast_tensor, strides, 24);
+AT(fabricast_tensor, byte_offset, 32);
 
 int main(void)
 {
