@@ -235,7 +235,6 @@ def calls_do_not_wait_for_work():
                     with while_device_works("publication of a loan"):
                         written.fill_(3)
                         del written
-                        gc.collect()
                         loan.publish()
                     sample = subscriber.pull()
                     assert sample.array.device == LAST
@@ -302,7 +301,7 @@ def _agent_peer(connection, directory, device):
     region = agent.register(inbox, read=True, write=True)
     connection.send((agent.card, region.descriptor))
     event = agent.next_event(timeout=60)
-    while event.kind != "notice":
+    while event is not None and event.kind != "notice":
         event = agent.next_event(timeout=60)
     torch.cuda.synchronize()
     connection.send((event.tag, inbox.double().sum().item()))
@@ -321,7 +320,10 @@ def agents():
             with exportable("cuda:0"):
                 outbox = torch.full((1 << 20,), 2.0, device="cuda:0")
             torch.cuda.synchronize()
-            route = agent.join(agent.connect(card), descriptor, agent.register(outbox))
+            # PyTorch exports tensors of the current device only.
+            with torch.cuda.device("cuda:0"):
+                region = agent.register(outbox)
+            route = agent.join(agent.connect(card), descriptor, region)
             print(route, route.fallback)
             agent.put(route, notice=(9, b"")).wait()
             assert child.hear() == (9, 2.0 * (1 << 20))

@@ -22,7 +22,7 @@ def worker(tasks, results):
         del tensor
 
 
-def train(memory, has_graph, steps=300):
+def train(memory, has_graph, steps=600):
     import torch
     import torch.multiprocessing as multiprocessing
 
@@ -100,6 +100,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--train", choices=("plain", "expandable", "hook", "hook-expandable", "pool"))
     parser.add_argument("--graph", action="store_true")
+    parser.add_argument("--kinds", nargs="+", default=["plain", "hook", "expandable", "hook-expandable", "pool"])
     options = parser.parse_args()
     if options.train:
         return train(options.train, options.graph)
@@ -107,7 +108,7 @@ def main():
     for has_graph in (False, True):
         found = {}
         for _ in range(options.rounds):
-            for kind in ("plain", "hook", "expandable", "hook-expandable", "pool"):
+            for kind in options.kinds:
                 environment = dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":4096:8")
                 if "expandable" in kind:
                     environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
@@ -122,10 +123,11 @@ def main():
                 found.setdefault(kind, []).append(json.loads(done.stdout.splitlines()[-1]))
         for kind, all_found in found.items():
             losses = {one["loss"] for one in all_found}
-            step, plain = (min(one["step"] for one in found[which]) for which in (kind, "plain"))
+            step, plain = (statistics.median(one["step"] for one in found[which]) for which in (kind, "plain"))
+            all_steps = " ".join(f"{one['step']:.0f}" for one in all_found)
             same = losses == {one["loss"] for one in found["plain"]}
             print(
-                f"graph {has_graph}, {kind}: loss {sorted(losses)}, step {step:.0f} us, {step / plain:.3f} of plain, "
+                f"graph {has_graph}, {kind}: loss {sorted(losses)}, step {step:.0f} us ({all_steps}), {step / plain:.3f} of plain, "
                 f"{'same loss' if same else 'OTHER LOSS'}",
                 flush=True,
             )
