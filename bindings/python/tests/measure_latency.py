@@ -30,11 +30,11 @@ class Topics:
 
     name = "fabricast"
 
-    def __init__(self, directory, own, other, length, has_loan=False):
-        self.node = fabricast.Node(directory)
+    def __init__(self, directory, own, other, length, has_loan=False, waiting=None):
+        self.node = fabricast.Node(directory, waiting=waiting)
         settings = {"largest": max(length, 1), "depth": 4}
-        self.publisher = self.node.topic(f"{own}-{has_loan}", **settings).publisher()
-        self.subscriber = self.node.topic(f"{other}-{has_loan}", **settings).subscriber()
+        self.publisher = self.node.topic(f"{own}-{has_loan}-{waiting}", **settings).publisher()
+        self.subscriber = self.node.topic(f"{other}-{has_loan}-{waiting}", **settings).subscriber()
         self.has_loan = has_loan
 
     def connect(self):
@@ -58,6 +58,15 @@ class Loans(Topics):
 
     def __init__(self, *arguments):
         super().__init__(*arguments, has_loan=True)
+
+
+class BusyLoans(Topics):
+    """Both processes poll all the time: measured only by itself, since it takes two cores."""
+
+    name = "fabricast, loan, busy"
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments, has_loan=True, waiting="busy")
 
 
 class Iceoryx2:
@@ -126,7 +135,7 @@ class Zenoh:
         time.sleep(1)
 
     def send(self, array):
-        self.publisher.put(array.data)
+        self.publisher.put(array.tobytes())
 
     def receive(self):
         touch(numpy.frombuffer(self.subscriber.recv().payload.to_bytes(), "uint8"))
@@ -173,8 +182,8 @@ def main():
     blocks = options.rounds // BLOCK + 1
     sides, times = {}, {}
     with tempfile.TemporaryDirectory() as directory:
-        for kind in (Topics, Loans, Queues, Iceoryx2, Zenoh):
-            if options.only is not None and kind.__name__ not in options.only:
+        for kind in (Topics, Loans, BusyLoans, Queues, Iceoryx2, Zenoh):
+            if kind.__name__ not in (options.only or ("Topics", "Loans", "Queues", "Iceoryx2", "Zenoh")):
                 continue
             place = queues if kind is Queues else directory
             try:
