@@ -696,6 +696,12 @@ fabricast_status fabricast_share_token(fabricast_share *share, void *buffer, siz
                                        size_t *length);
 
 /*
+ * Limits the share to one receiver: it can be opened once, and ends when the handle is closed. So a
+ * program can send the token, and leave the share to the receiver (below) when that has succeeded.
+ */
+fabricast_status fabricast_share_limit_to_one(fabricast_share *share);
+
+/*
  * Leaves the share to one receiver, with the same token, and closes the handle: the memory is
  * shared until it was opened once, or this process ends. If the buffer is too small
  * (FABRICAST_E_TOO_LONG), and without a buffer, the share is unchanged.

@@ -194,11 +194,7 @@ inline std::string location_of(at::Device device) {
 /* The callback of adopted memory. */
 inline void drop(void *tensor) noexcept {
     auto *kept = static_cast<at::Tensor *>(tensor);
-    // The last reference to a received tensor closes a handle, which a callback must not do.
-    if (block_of<Opened>(*kept) == nullptr) {
-        delete kept;
-        return;
-    }
+    // The last reference may close handles, or need locks of the program: not in the callback.
     try {
         std::thread([kept] { delete kept; }).detach();
     } catch (const std::system_error &) {
@@ -393,50 +389,70 @@ inline at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions &options)
     return tensor.requires_grad_(options.requires_grad());
 }
 
+namespace detail {
+
+/* The message of a tensor, and the share of its memory; none of an empty tensor. */
+inline std::pair<std::string, Share> message_of(const at::Tensor &tensor, const std::string &directory) {
+    if (tensor.layout() != at::kStrided || tensor.is_quantized())
+        fail(FABRICAST_E_INVALID_ARGUMENT, sending, "it has no strides: send its parts");
+    if (!tensor.is_cuda() && !tensor.device().is_cpu())
+        fail(FABRICAST_E_INVALID_ARGUMENT, sending,
+             "it is on " + tensor.device().str() + ", which is neither the host nor a CUDA device");
+    if (tensor.requires_grad() && !tensor.is_leaf())
+        fail(FABRICAST_E_INVALID_ARGUMENT, sending,
+             "it is no leaf and requires gradients, which end at the process. Send tensor.detach()");
+    uint8_t flags = tensor.requires_grad() ? requires_grad : 0;
+    at::Tensor bare = tensor.detach();
+    if (bare.is_conj()) {
+        flags |= is_conjugated;
+        bare = bare.conj();
+    }
+    if (bare.is_neg()) {
+        flags |= is_negated;
+        bare = bare._neg_view();
+    }
+    if (bare.dim() > FABRICAST_MAX_DIMENSIONS)
+        fail(FABRICAST_E_INVALID_ARGUMENT, sending,
+             "it has " + std::to_string(bare.dim()) + " dimensions, 16 is the maximum");
+    if (bare.numel() == 0) flags |= is_empty;
+    const size_t type = type_number(bare.scalar_type());
+    std::string message(magic, sizeof magic);
+    put_number(message, flags, 1);
+    put_number(message, type, 1);
+    put_number(message, static_cast<uint64_t>(bare.dim()), 1);
+    put_number(message, static_cast<uint64_t>(bare.is_cuda() ? bare.get_device() : -1), 2);
+    if (bare.numel() == 0) {
+        for (const int64_t number : bare.sizes()) put_number(message, static_cast<uint64_t>(number), 8);
+        for (const int64_t number : bare.strides()) put_number(message, static_cast<uint64_t>(number), 8);
+        return {message, Share()};
+    }
+    Share shared = share(bare, type, directory);
+    check(fabricast_share_limit_to_one(shared.get()));
+    char bytes[FABRICAST_MAX_TOKEN];
+    size_t length;
+    check(fabricast_share_token(shared.get(), bytes, sizeof bytes, &length));
+    return {message.append(bytes, length), std::move(shared)};
+}
+
+/* Without it the share ends with its handle. */
+inline void leave_to_receiver(Share &shared) {
+    if (!shared) return;
+    char bytes[FABRICAST_MAX_TOKEN];
+    size_t length;
+    check(fabricast_share_for_one_receiver(shared.get(), bytes, sizeof bytes, &length));
+    shared.release();
+}
+
+} // namespace detail
+
 /*
  * Bytes by which one other process loads the tensor, to be sent by any means. An empty directory
  * means the default, as for fabricast_memory_share.
  */
 inline std::string token(const at::Tensor &tensor, const std::string &directory = {}) {
-    if (tensor.layout() != at::kStrided || tensor.is_quantized())
-        detail::fail(FABRICAST_E_INVALID_ARGUMENT, detail::sending, "it has no strides: send its parts");
-    if (!tensor.is_cuda() && !tensor.device().is_cpu())
-        detail::fail(FABRICAST_E_INVALID_ARGUMENT, detail::sending,
-                     "it is on " + tensor.device().str() + ", which is neither the host nor a CUDA device");
-    if (tensor.requires_grad() && !tensor.is_leaf())
-        detail::fail(FABRICAST_E_INVALID_ARGUMENT, detail::sending,
-                     "it is no leaf and requires gradients, which end at the process. Send tensor.detach()");
-    uint8_t flags = tensor.requires_grad() ? detail::requires_grad : 0;
-    at::Tensor bare = tensor.detach();
-    if (bare.is_conj()) {
-        flags |= detail::is_conjugated;
-        bare = bare.conj();
-    }
-    if (bare.is_neg()) {
-        flags |= detail::is_negated;
-        bare = bare._neg_view();
-    }
-    if (bare.dim() > FABRICAST_MAX_DIMENSIONS)
-        detail::fail(FABRICAST_E_INVALID_ARGUMENT, detail::sending,
-                     "it has " + std::to_string(bare.dim()) + " dimensions, 16 is the maximum");
-    if (bare.numel() == 0) flags |= detail::is_empty;
-    const size_t type = detail::type_number(bare.scalar_type());
-    std::string message(detail::magic, sizeof detail::magic);
-    detail::put_number(message, flags, 1);
-    detail::put_number(message, type, 1);
-    detail::put_number(message, static_cast<uint64_t>(bare.dim()), 1);
-    detail::put_number(message, static_cast<uint64_t>(bare.is_cuda() ? bare.get_device() : -1), 2);
-    if (bare.numel() == 0) {
-        for (const int64_t number : bare.sizes()) detail::put_number(message, static_cast<uint64_t>(number), 8);
-        for (const int64_t number : bare.strides()) detail::put_number(message, static_cast<uint64_t>(number), 8);
-        return message;
-    }
-    detail::Share share = detail::share(bare, type, directory);
-    char bytes[FABRICAST_MAX_TOKEN];
-    size_t length;
-    detail::check(fabricast_share_for_one_receiver(share.get(), bytes, sizeof bytes, &length));
-    share.release();
-    return message.append(bytes, length);
+    auto [message, shared] = detail::message_of(tensor, directory);
+    detail::leave_to_receiver(shared);
+    return message;
 }
 
 /*
@@ -462,10 +478,11 @@ inline at::Tensor load(std::string_view message, Timeout timeout = default_timeo
 
 /* Sends a tensor to a connected stream socket: both processes then have a tensor in the same memory. */
 inline void send(const at::Tensor &tensor, int socket, const std::string &directory = {}) {
-    const std::string message = token(tensor, directory);
+    auto [message, shared] = detail::message_of(tensor, directory);
     std::string bytes;
     detail::put_number(bytes, message.size(), 4);
     detail::send_all(socket, bytes + message);
+    detail::leave_to_receiver(shared);
 }
 
 /* Receives a tensor that `send` sent, or fabricast.torch.send of Python to a socket. The timeout is

@@ -36,11 +36,15 @@ impl OpenShare {
         self.share.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It stays shared until it was opened once.
-    fn leave_to_receiver(&self) {
+    /// It can be opened once.
+    fn limit_to_one(&self) -> transfer::Result<()> {
+        self.lock().as_ref().map_or(Ok(()), Share::limit_to_one)
+    }
+
+    /// It stays shared without the handle.
+    fn leave(&self) {
         if let Some(share) = self.lock().take() {
-            // The same token.
-            let _ = share.for_one_receiver();
+            share.leave();
         }
     }
 }
@@ -126,6 +130,13 @@ export! {
         length.put(put_bytes(OPERATION, &share.find(OPERATION)?.token, buffer)?)
     }
 
+    /// Limits a share to one receiver.
+    fn fabricast_share_limit_to_one(
+        share: Handle<OpenShare>,
+    ) -> i32, c"limit share to one receiver" {
+        Ok(share.find(OPERATION)?.limit_to_one()?)
+    }
+
     /// Leaves a share to one receiver. Without a buffer the share is unchanged.
     fn fabricast_share_for_one_receiver(
         share: Handle<OpenShare>,
@@ -133,9 +144,11 @@ export! {
         length: Out<'_, usize>,
     ) -> i32, c"leave share to receiver" {
         let is_left = !buffer.is_empty();
-        let count = put_bytes(OPERATION, &share.find(OPERATION)?.token, buffer)?;
+        let found = share.find(OPERATION)?;
+        let count = put_bytes(OPERATION, &found.token, buffer)?;
         if is_left {
-            share.close(OPERATION)?.leave_to_receiver();
+            found.limit_to_one()?;
+            share.close(OPERATION)?.leave();
         }
         length.put(count)
     }
