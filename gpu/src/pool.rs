@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::block_allocator::{BlockAllocator, rounded};
 use crate::device::Device;
 use crate::device_name::DeviceName;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, proves_idle};
 use crate::event::Point;
 use crate::lock::locked;
 use crate::memory::Memory;
@@ -221,7 +221,9 @@ impl Pool {
         for _ in 0..state.waiting.len() {
             let Some(block) = state.waiting.pop_front() else { break };
             let is_done = !busy.contains(&block.stream)
-                && block.point.as_ref().is_some_and(|point| point.is_done().unwrap_or(true));
+                && block.point.as_ref().is_some_and(|point| {
+                    point.is_done().unwrap_or_else(|error| proves_idle(&error))
+                });
             if is_done {
                 state.free_now(&block);
             } else {

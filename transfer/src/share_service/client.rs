@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -85,7 +85,7 @@ struct HeldByService {
     connection: Arc<Connection>,
     number: u64,
     /// Has it been mapped, or passed on?
-    is_used: bool,
+    is_used: Arc<AtomicBool>,
     fork_generation: ForkGeneration,
 }
 
@@ -93,7 +93,8 @@ impl Drop for HeldByService {
     fn drop(&mut self) {
         // A forked child has no connection, and its parent still uses the memory.
         if self.fork_generation.is_current() {
-            lock(&self.connection.released).push((self.number, self.is_used));
+            let is_used = self.is_used.load(Ordering::Relaxed);
+            lock(&self.connection.released).push((self.number, is_used));
             self.connection.send_released();
         }
     }
@@ -163,7 +164,7 @@ impl ShareClient {
             let mut pieces = self.request_handle(connection, name, end)?;
             let count = pieces.metadata.pieces();
             let descriptors = (0..count).map(|_| pieces.next()).collect::<Result<_>>()?;
-            pieces.held.is_used = true;
+            pieces.held.is_used.store(true, Ordering::Relaxed);
             Ok(Handle { metadata: pieces.metadata, descriptors })
         })
     }
@@ -187,8 +188,9 @@ impl ShareClient {
             if metadata.is_of_pool {
                 self.opener.keep(&opened);
             }
-            pieces.held.is_used = true;
-            Ok(opened.held(Arc::new(pieces.held)))
+            let is_used = Arc::clone(&pieces.held.is_used);
+            is_used.store(true, Ordering::Relaxed);
+            Ok(opened.held(Arc::new(pieces.held), is_used))
         })
     }
 
@@ -292,7 +294,7 @@ impl ShareClient {
         let held = HeldByService {
             connection: Arc::clone(connection),
             number,
-            is_used: false,
+            is_used: Arc::default(),
             fork_generation: self.fork_generation,
         };
         let request = Request::Open(name.to_owned(), number);

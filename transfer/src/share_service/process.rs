@@ -16,7 +16,7 @@ use super::{Published, ShareClient, ShareService};
 use crate::admission::Admission;
 use crate::error::{Error, ErrorKind, Result, failed};
 use crate::lock;
-use crate::share::{OpenedBuffer, SharedBuffer, random};
+use crate::share::{OpenedBuffer, SharedBuffer, check_fork, random};
 use crate::wire::{DescriptorFormat, put_length_prefixed};
 
 const OPEN: &str = "open shared memory";
@@ -98,17 +98,21 @@ pub struct Share {
 /// # Errors
 /// [`Failed`](ErrorKind::Failed) if no socket can be created in the directory.
 pub fn share(directory: &Path, shared: SharedBuffer) -> Result<Share> {
+    let mut before = None;
     let service = {
         let mut services = lock(SERVICES.get());
         match services.get(directory) {
-            Some(service) => Arc::clone(service),
-            None => {
+            // Otherwise someone removed the directory.
+            Some(service) if service.service.path().exists() => Arc::clone(service),
+            _ => {
                 let service = Arc::new(start(directory)?);
-                services.insert(directory.to_owned(), Arc::clone(&service));
+                before = services.insert(directory.to_owned(), Arc::clone(&service));
                 service
             }
         }
     };
+    // Without the lock: its thread ends, if nothing is shared there.
+    drop(before);
     let (name, socket) = (random(SHARE)?, service.socket);
     let own = service.service.path().parent().unwrap_or(directory).as_os_str().as_bytes();
     let token = token_of(socket, name, own).ok_or("the path is too long").map_err(failed(SHARE))?;
@@ -147,8 +151,9 @@ fn read(token: &[u8], directory: &Path) -> Result<(String, PathBuf)> {
     let of_owner = Path::new(OsStr::from_bytes(reader.length_prefixed(MAX_PATH_LENGTH)?));
     let path = socket_in(of_owner, socket);
     reader.finish()?;
-    let is_found = !of_owner.as_os_str().is_empty() && path.exists();
-    Ok((name, if is_found { path } else { socket_in(directory, socket) }))
+    let here = socket_in(directory, socket);
+    let is_here = of_owner.as_os_str().is_empty() || (!path.exists() && here.exists());
+    Ok((name, if is_here { here } else { path }))
 }
 
 /// Starts the service of this process in a directory, and removes the sockets of killed ones.
@@ -191,17 +196,35 @@ impl Share {
         token_of(self.service.socket, self.name, b"").unwrap_or_default()
     }
 
-    /// Leaves the memory to one receiver: it is shared until it is opened once, or this process
-    /// ends.
-    #[must_use]
-    pub fn for_one_receiver(mut self) -> Vec<u8> {
-        self.is_left_to_receiver = true;
+    /// Limits the memory to one receiver: it can be opened once.
+    ///
+    /// # Errors
+    /// [`Forked`](ErrorKind::Forked).
+    pub fn limit_to_one(&self) -> Result<()> {
+        check_fork(self.fork_generation, SHARE)?;
         let mut shared = lock(&self.service.service.state.shared);
         if let Some(published) = shared.get_mut(&digits(self.name)) {
             published.is_for_one = true;
         }
-        drop(shared);
-        std::mem::take(&mut self.token)
+        Ok(())
+    }
+
+    /// Leaves the memory to its receivers: it stays shared when this is gone, until it was opened if
+    /// it is [limited](Self::limit_to_one), or until this process ends.
+    pub fn leave(mut self) {
+        self.is_left_to_receiver = true;
+    }
+
+    /// Leaves the memory to one receiver: it is shared until it was opened once, or this process
+    /// ends.
+    ///
+    /// # Errors
+    /// As for [`limit_to_one`](Self::limit_to_one).
+    pub fn for_one_receiver(self) -> Result<Vec<u8>> {
+        self.limit_to_one()?;
+        let token = self.token.clone();
+        self.leave();
+        Ok(token)
     }
 }
 

@@ -101,7 +101,7 @@ fn enter(words: &[&str]) {
                 SharedBuffer::new(buffer, &tensor()).unwrap()
             };
             let share = transfer::share(directory, shared()).unwrap();
-            let once = transfer::share(directory, shared()).unwrap().for_one_receiver();
+            let once = transfer::share(directory, shared()).unwrap().for_one_receiver().unwrap();
             if role == "shares-with-child" {
                 fork_a_child();
             }

@@ -123,7 +123,7 @@ fn memory_for_one_receiver_is_available_again_only_without_a_use() {
     let _alone = alone();
     let directory = Directory::new("token-one");
     let (shared, is_free) = watched(4096);
-    let once = transfer::share(&directory.0, shared).unwrap().for_one_receiver();
+    let once = transfer::share(&directory.0, shared).unwrap().for_one_receiver().unwrap();
     let failing = request(&directory.0, &once);
     assert_eq!(directory.open(&once).unwrap_err().kind(), ErrorKind::Unknown);
     // Released without a use.
@@ -134,10 +134,61 @@ fn memory_for_one_receiver_is_available_again_only_without_a_use() {
     assert_eq!(directory.open(&once).unwrap_err().kind(), ErrorKind::Unknown);
     // The receiver ends before it says anything.
     let (shared, is_free) = watched(4096);
-    let once = transfer::share(&directory.0, shared).unwrap().for_one_receiver();
+    let once = transfer::share(&directory.0, shared).unwrap().for_one_receiver().unwrap();
     drop(request(&directory.0, &once));
     wait_until("it is held for a receiver that has ended", is_free);
     assert_eq!(directory.open(&once).unwrap_err().kind(), ErrorKind::Unknown);
+}
+
+#[test]
+fn memory_for_one_receiver_can_be_given_back() {
+    let _alone = alone();
+    let directory = Directory::new("token-back");
+    let (shared, is_free) = watched(4096);
+    let once = transfer::share(&directory.0, shared).unwrap().for_one_receiver().unwrap();
+    let opened = directory.open(&once).unwrap();
+    assert_eq!(directory.open(&once).unwrap_err().kind(), ErrorKind::Unknown);
+    opened.give_back();
+    drop(directory.open(&once).unwrap());
+    wait_until("it is still held", is_free);
+    assert_eq!(directory.open(&once).unwrap_err().kind(), ErrorKind::Unknown);
+}
+
+/// Its token is sent before the memory is left to the receiver, since that may fail.
+#[test]
+fn limited_memory_ends_with_its_share_unless_it_is_left() {
+    let _alone = alone();
+    let directory = Directory::new("token-limited");
+    let (shared, is_free) = watched(4096);
+    let share = transfer::share(&directory.0, shared).unwrap();
+    share.limit_to_one().unwrap();
+    let opened = directory.open(share.token()).unwrap();
+    assert_eq!(directory.open(share.token()).unwrap_err().kind(), ErrorKind::Unknown);
+    share.leave();
+    drop(opened);
+    wait_until("it is still held", is_free);
+    let (shared, is_free) = watched(4096);
+    let share = transfer::share(&directory.0, shared).unwrap();
+    share.limit_to_one().unwrap();
+    let token = share.token().to_vec();
+    drop(share);
+    assert!(is_free());
+    assert_eq!(directory.open(&token).unwrap_err().kind(), ErrorKind::Unknown);
+}
+
+#[test]
+fn directory_that_was_removed_is_made_again() {
+    let _alone = alone();
+    let directory = Directory::new("token-removed");
+    let (shared, _) = watched(4096);
+    let before = transfer::share(&directory.0, shared).unwrap();
+    std::fs::remove_dir_all(&directory.0).unwrap();
+    let error = directory.open(before.token()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed);
+    assert!(error.to_string().contains("token-removed"), "{error}");
+    let (shared, _) = watched(4096);
+    let after = transfer::share(&directory.0, shared).unwrap();
+    directory.open(after.token()).unwrap();
 }
 
 /// A child of the owner keeps neither its socket nor its connections open.
@@ -356,7 +407,7 @@ fn thousands_of_shares_leave_nothing() {
             let tensor = Tensor::bytes(4096);
             let share = transfer::share(&directory.0, SharedBuffer::new(&buffer, &tensor).unwrap());
             let token = match number % 2 {
-                0 => share.unwrap().for_one_receiver(),
+                0 => share.unwrap().for_one_receiver().unwrap(),
                 _ => share.unwrap().token().to_owned(),
             };
             if let Ok(opened) = directory.open(&token) {
