@@ -1,7 +1,7 @@
 //! Agents: put, get and notices.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use gpu::Block;
@@ -98,6 +98,19 @@ pub(crate) struct PyRoute {
 pub(crate) struct PyOperation {
     agent: Arc<Access>,
     token: Token,
+    /// The number of bytes, or the failure: the agent returns it once.
+    outcome: OnceLock<transfer::Result<u64>>,
+}
+
+impl PyOperation {
+    /// Its outcome, if it is complete.
+    fn test(&self, agent: &mut Agent) -> Option<transfer::Result<u64>> {
+        if self.outcome.get().is_none() {
+            let outcome = agent.test(self.token)?;
+            let _ = self.outcome.set(outcome.map(|done| done.bytes));
+        }
+        self.outcome.get().cloned()
+    }
 }
 
 /// Rows of the same length at regular strides, as planes and halos of arrays have them.
@@ -220,7 +233,7 @@ impl PyAgent {
                 (Parts::Strided(rows), false) => agent.get(route, rows, notice),
             }?)
         })?;
-        Ok(PyOperation { agent: Arc::clone(&self.agent), token })
+        Ok(PyOperation { agent: Arc::clone(&self.agent), token, outcome: OnceLock::new() })
     }
 
     /// A call that has a timeout of its own.
@@ -315,14 +328,20 @@ impl PyAgent {
 
     /// Withdraws a region, and waits until peers have completed all operations with it. Then its
     /// memory can be reused.
-    #[pyo3(signature = (region, *, timeout=Some(30.0)))]
+    #[pyo3(
+        signature = (region, *, timeout=Some(30.0)),
+        text_signature = "($self, region, *, timeout=30.0)"
+    )]
     fn withdraw(&self, py: Python<'_>, region: &PyRegion, timeout: Option<f64>) -> Result<()> {
         let region = region.region.get("withdraw region")?;
         self.call(py, "withdraw region", timeout, move |agent, left| agent.withdraw(&region, left))
     }
 
     /// Connects to another agent by its card. Returns the number of the peer.
-    #[pyo3(signature = (card, *, timeout=Some(30.0)))]
+    #[pyo3(
+        signature = (card, *, timeout=Some(30.0)),
+        text_signature = "($self, card, *, timeout=30.0)"
+    )]
     fn connect(&self, py: Python<'_>, card: Vec<u8>, timeout: Option<f64>) -> Result<u32> {
         let peer =
             self.call(py, CONNECT, timeout, move |agent, left| agent.connect(&card, left))?;
@@ -330,14 +349,20 @@ impl PyAgent {
     }
 
     /// Disconnects from a peer, when operations with it have completed.
-    #[pyo3(signature = (peer, *, timeout=Some(30.0)))]
+    #[pyo3(
+        signature = (peer, *, timeout=Some(30.0)),
+        text_signature = "($self, peer, *, timeout=30.0)"
+    )]
     fn disconnect(&self, py: Python<'_>, peer: u32, timeout: Option<f64>) -> Result<()> {
         let operation = "disconnect from agent";
         self.call(py, operation, timeout, move |agent, left| agent.disconnect(peer_of(peer), left))
     }
 
     /// Joins a region with one that the peer published by name.
-    #[pyo3(signature = (peer, name, region, *, timeout=Some(30.0)))]
+    #[pyo3(
+        signature = (peer, name, region, *, timeout=Some(30.0)),
+        text_signature = "($self, peer, name, region, *, timeout=30.0)"
+    )]
     fn route_to(
         &self,
         py: Python<'_>,
@@ -355,7 +380,10 @@ impl PyAgent {
 
     /// Joins a region with one of the peer, by its descriptor. `policy` prefers
     /// (`"shared-memory"`), requires (`"=cuda-ipc"`) or denies (`"^fabric-staged"`) paths.
-    #[pyo3(signature = (peer, descriptor, region, *, policy="", timeout=Some(30.0)))]
+    #[pyo3(
+        signature = (peer, descriptor, region, *, policy="", timeout=Some(30.0)),
+        text_signature = "($self, peer, descriptor, region, *, policy='', timeout=30.0)"
+    )]
     fn join(
         &self,
         py: Python<'_>,
@@ -398,7 +426,10 @@ impl PyAgent {
     }
 
     /// Sends a notice without data. With `ordered` it arrives after all earlier transfers.
-    #[pyo3(signature = (peer, tag, data=NO_DATA, *, ordered=false))]
+    #[pyo3(
+        signature = (peer, tag, data=NO_DATA, *, ordered=false),
+        text_signature = "($self, peer, tag, data=b'', *, ordered=False)"
+    )]
     fn notify(
         &self,
         py: Python<'_>,
@@ -414,7 +445,7 @@ impl PyAgent {
                 false => agent.notify(peer_of(peer), notice),
             }?)
         })?;
-        Ok(PyOperation { agent: Arc::clone(&self.agent), token })
+        Ok(PyOperation { agent: Arc::clone(&self.agent), token, outcome: OnceLock::new() })
     }
 
     /// Orders operations: later ones with the peer begin when the earlier ones are complete.
@@ -423,7 +454,10 @@ impl PyAgent {
     }
 
     /// Waits until all operations with a peer are complete.
-    #[pyo3(signature = (peer, *, timeout=Some(30.0)))]
+    #[pyo3(
+        signature = (peer, *, timeout=Some(30.0)),
+        text_signature = "($self, peer, *, timeout=30.0)"
+    )]
     fn flush(&self, py: Python<'_>, peer: u32, timeout: Option<f64>) -> Result<()> {
         let operation = "flush";
         let cause = || "operations are in flight".to_owned();
@@ -438,7 +472,10 @@ impl PyAgent {
     }
 
     /// Waits for the next event; None after the timeout.
-    #[pyo3(signature = (*, timeout=Some(30.0)))]
+    #[pyo3(
+        signature = (*, timeout=Some(30.0)),
+        text_signature = "($self, *, timeout=30.0)"
+    )]
     fn next_event(&self, py: Python<'_>, timeout: Option<f64>) -> Result<Option<PyAgentEvent>> {
         let cause = || "no event".to_owned();
         let event = wait(py, EVENT, Timeout::new(EVENT, timeout)?, cause, |slice| {
@@ -452,7 +489,10 @@ impl PyAgent {
     }
 
     /// Ends it: completes its operations, and waits until peers do not use its memory any more.
-    #[pyo3(signature = (*, timeout=Some(30.0)))]
+    #[pyo3(
+        signature = (*, timeout=Some(30.0)),
+        text_signature = "($self, *, timeout=30.0)"
+    )]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> Result<()> {
         let timeout = Timeout::new("close agent", timeout)?.or(LONGEST_CALL);
         let Access::Own(own) = &*self.agent else {
@@ -523,35 +563,43 @@ impl PyRoute {
 #[pymethods]
 impl PyOperation {
     /// Waits until it is complete. Returns the number of bytes.
-    #[pyo3(signature = (*, timeout=Some(30.0)))]
+    #[pyo3(
+        signature = (*, timeout=Some(30.0)),
+        text_signature = "($self, *, timeout=30.0)"
+    )]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> Result<u64> {
         let cause = || "it is in flight".to_owned();
-        let done = wait(py, WAIT, Timeout::new(WAIT, timeout)?, cause, |slice| {
-            self.agent.step(WAIT, |agent| match agent.wait(self.token, slice) {
-                Err(error) if error.kind() == transfer::ErrorKind::DeadlineExceeded => {
-                    // The operation itself may have failed so; then its outcome was returned now.
-                    match agent.test(self.token) {
-                        None => Ok(None),
-                        Some(Err(gone)) if gone.kind() == transfer::ErrorKind::Unknown => {
-                            Err(error.into())
+        wait(py, WAIT, Timeout::new(WAIT, timeout)?, cause, |slice| {
+            self.agent.step(WAIT, |agent| {
+                if self.outcome.get().is_none() {
+                    match agent.wait(self.token, slice) {
+                        // The operation itself may have failed so; then its outcome was returned now.
+                        Err(error) if error.kind() == transfer::ErrorKind::DeadlineExceeded => {
+                            match agent.test(self.token) {
+                                None => return Ok(None),
+                                Some(Err(gone)) if gone.kind() == transfer::ErrorKind::Unknown => {
+                                    let _ = self.outcome.set(Err(error));
+                                }
+                                Some(outcome) => {
+                                    let _ = self.outcome.set(outcome.map(|done| done.bytes));
+                                }
+                            }
                         }
-                        Some(outcome) => Ok(Some(outcome?)),
+                        outcome => {
+                            let _ = self.outcome.set(outcome.map(|done| done.bytes));
+                        }
                     }
                 }
-                outcome => Ok(Some(outcome?)),
+                Ok(self.outcome.get().cloned().transpose()?)
             })
-        })?;
-        Ok(done.bytes)
+        })
     }
 
     /// Whether it is complete. Raises its error if it failed.
     fn done(&self, py: Python<'_>) -> Result<bool> {
         self.agent.with(py, WAIT, |agent| {
             agent.progress();
-            match agent.test(self.token) {
-                None => Ok(false),
-                Some(outcome) => Ok(outcome.map(|_| true)?),
-            }
+            Ok(self.test(agent).transpose()?.is_some())
         })
     }
 }

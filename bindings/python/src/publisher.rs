@@ -13,9 +13,10 @@ use crate::array::{Array, Owner, Source, SourceDevice, data_type_of, gather};
 use crate::closable::Closable;
 use crate::data_type::DataType;
 use crate::failure::{Failure, Result};
+use crate::kept::Kept;
 use crate::layout::Layout;
-use crate::release::leave;
-use crate::streams::UsingStreams;
+use crate::release::{drop_after, leave};
+use crate::streams::{UsingStreams, last_use};
 use crate::waits::{Timeout, unless_late, wait, wait_for_work};
 
 const PUBLISH: &str = "publish to topic";
@@ -92,13 +93,17 @@ fn header(
     Ok(header)
 }
 
-/// Publishes a loan, on the streams that write it.
-fn publish(py: Python<'_>, loan: Loan, streams: &UsingStreams, timeout: Timeout) -> Result<PySent> {
-    let stream = match loan.device() {
+/// Publishes a loan, on the streams that write it. If there is no room in time, the loan is left.
+fn publish(
+    py: Python<'_>,
+    next: &mut Option<Loan>,
+    streams: &UsingStreams,
+    timeout: Timeout,
+) -> Result<PySent> {
+    let stream = match next.as_ref().and_then(Loan::device) {
         Some(device) if !streams.are_done(device)? => streams.joined(device)?,
         _ => None,
     };
-    let mut next = Some(loan);
     let cause = || "no room for the message".to_owned();
     let published = wait(py, PUBLISH, timeout, cause, |slice| {
         let Some(loan) = next.take() else {
@@ -111,7 +116,7 @@ fn publish(py: Python<'_>, loan: Loan, streams: &UsingStreams, timeout: Timeout)
         match attempt {
             Attempt::Sent(sent) => Ok(Some(sent)),
             Attempt::Full(loan) => {
-                next = Some(loan);
+                *next = Some(loan);
                 Ok(None)
             }
         }
@@ -198,6 +203,19 @@ fn copy(py: Python<'_>, source: &Source, loan: &mut Loan) -> Result<()> {
     }
 }
 
+/// Keeps array and loan until a copy between them that was not waited for is done.
+fn keep_while_copied(source: Source, loan: Loan) {
+    let SourceDevice::Cuda(number) = source.device() else { return };
+    let point = Device::open(DeviceName::cuda(number))
+        .and_then(|device| device.default_stream())
+        .and_then(|stream| stream.point());
+    match point {
+        Ok(point) => drop_after(point, (Kept::new(source), loan)),
+        // The copy may go on: nobody else gets the memory.
+        Err(_) => std::mem::forget((Kept::new(source), loan)),
+    }
+}
+
 /// The rows of a strided array, whose first byte has this offset from the first element.
 fn row_blocks(data_type: DataType, layout: &Layout, first: i64) -> Vec<Block> {
     let (row, offsets) = layout.rows();
@@ -218,7 +236,10 @@ fn is_emulated(device: DeviceName) -> bool {
 impl PyPublisher {
     /// Publishes a copy of an array or of bytes: of anything that has a buffer, DLPack or an array
     /// interface. A reliable topic waits for room.
-    #[pyo3(signature = (array, *, metadata=NO_METADATA, timeout=Some(30.0)))]
+    #[pyo3(
+        signature = (array, *, metadata=NO_METADATA, timeout=Some(30.0)),
+        text_signature = "($self, array, *, metadata=b'', timeout=30.0)"
+    )]
     fn publish(
         &self,
         py: Python<'_>,
@@ -232,13 +253,19 @@ impl PyPublisher {
             header(self.array_type.as_ref(), (source.data_type(), source.layout()), metadata)?;
         let mut loan = self.borrow(py, source.length(), timeout)?;
         loan.set_metadata(&header)?;
-        copy(py, &source, &mut loan)?;
-        publish(py, loan, &UsingStreams::default(), timeout)
+        if let Err(failure) = copy(py, &source, &mut loan) {
+            keep_while_copied(source, loan);
+            return Err(failure);
+        }
+        publish(py, &mut Some(loan), &UsingStreams::default(), timeout)
     }
 
     /// Loans memory for a message, to be written in place: see `Loan`. The topic's type and shape
     /// are the default.
-    #[pyo3(signature = (shape=None, dtype=None, *, timeout=Some(30.0)))]
+    #[pyo3(
+        signature = (shape=None, dtype=None, *, timeout=Some(30.0)),
+        text_signature = "($self, shape=None, dtype=None, *, timeout=30.0)"
+    )]
     fn loan(
         &self,
         py: Python<'_>,
@@ -265,7 +292,7 @@ impl PyPublisher {
         // Before the memory: a wrong type is reported at once.
         header(self.array_type.as_ref(), (data_type, &layout), &[])?;
         let loan = self.borrow(py, length, timeout)?;
-        let memory = LoanMemory { loan: Mutex::new(loan), streams: UsingStreams::default() };
+        let memory = LoanMemory::new(loan, UsingStreams::default());
         Ok(PyLoan {
             memory: Mutex::new(Some(Arc::new(memory))),
             data_type,
@@ -275,7 +302,10 @@ impl PyPublisher {
     }
 
     /// Waits until this many subscribers would receive a message. Returns their number.
-    #[pyo3(signature = (count=1, *, timeout=Some(30.0)))]
+    #[pyo3(
+        signature = (count=1, *, timeout=Some(30.0)),
+        text_signature = "($self, count=1, *, timeout=30.0)"
+    )]
     fn wait_for_subscribers(
         &self,
         py: Python<'_>,
@@ -327,19 +357,36 @@ impl PyPublisher {
 /// The memory of a message that is being written.
 #[derive(Debug)]
 struct LoanMemory {
-    loan: Mutex<Loan>,
+    /// None when it is published.
+    loan: Mutex<Option<Loan>>,
     streams: UsingStreams,
 }
 
 impl LoanMemory {
-    fn lock(&self) -> MutexGuard<'_, Loan> {
+    fn new(loan: Loan, streams: UsingStreams) -> Self {
+        Self { loan: Mutex::new(Some(loan)), streams }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Loan>> {
         self.loan.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A loan that is not published is given back when the work on the streams that write it is done.
+impl Drop for LoanMemory {
+    fn drop(&mut self) {
+        let Some(loan) = self.lock().take() else { return };
+        let Some(device) = loan.device() else { return };
+        if let Some((point, stream)) = last_use(device, &self.streams) {
+            drop_after(point, (loan, stream));
+        }
     }
 }
 
 impl Owner for LoanMemory {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<()> {
         let loan = self.lock();
+        let Some(loan) = &*loan else { return Err(published("read loan")) };
         let start = address - loan.address();
         match loan.device().filter(|device| !is_emulated(*device)) {
             Some(device) => {
@@ -386,6 +433,10 @@ pub(crate) struct PyLoan {
     topic: Option<(DataType, Layout)>,
 }
 
+fn published(operation: &'static str) -> Failure {
+    Failure::new("Closed", operation, "the loan was published or given back")
+}
+
 impl PyLoan {
     fn memory(&self) -> MutexGuard<'_, Option<Arc<LoanMemory>>> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
@@ -398,28 +449,26 @@ impl PyLoan {
     #[getter]
     fn array(&self) -> Result<Array> {
         let memory = self.memory().clone();
-        let memory = memory.ok_or_else(|| {
-            Failure::new("Closed", "access loan", "it was published or given back")
-        })?;
-        let (address, device) = {
-            let loan = memory.lock();
-            (loan.address(), loan.device())
-        };
+        let memory = memory.ok_or_else(|| published("access loan"))?;
+        let found = memory.lock().as_ref().map(|loan| (loan.address(), loan.device()));
+        let (address, device) = found.ok_or_else(|| published("access loan"))?;
         let kind = (self.data_type, self.layout.clone());
         Ok(Array::new((address, device), kind, false, memory))
     }
 
-    /// Publishes it. A reliable topic waits for room. `BufferError` if views of its array exist:
+    /// Publishes it. A reliable topic waits for room; the loan can be published again if there was none
+    /// in time. `BufferError` if views of its array exist:
     /// nothing may be written after it was published.
-    #[pyo3(signature = (*, metadata=NO_METADATA, timeout=Some(30.0)))]
+    #[pyo3(
+        signature = (*, metadata=NO_METADATA, timeout=Some(30.0)),
+        text_signature = "($self, *, metadata=b'', timeout=30.0)"
+    )]
     fn publish(&self, py: Python<'_>, metadata: &[u8], timeout: Option<f64>) -> Result<PySent> {
         let timeout = Timeout::new(PUBLISH, timeout)?;
         let header = header(self.topic.as_ref(), (self.data_type, &self.layout), metadata)?;
         let memory = {
             let mut held = self.memory();
-            let memory = held.take().ok_or_else(|| {
-                Failure::new("Closed", PUBLISH, "the loan was published or given back")
-            })?;
+            let memory = held.take().ok_or_else(|| published(PUBLISH))?;
             match Arc::try_unwrap(memory) {
                 Ok(memory) => memory,
                 Err(shared) => {
@@ -430,10 +479,17 @@ impl PyLoan {
                 }
             }
         };
-        let LoanMemory { loan, streams } = memory;
-        let mut loan = loan.into_inner().unwrap_or_else(PoisonError::into_inner);
-        loan.set_metadata(&header)?;
-        publish(py, loan, &streams, timeout)
+        let mut loan = memory.lock().take();
+        let outcome = match &mut loan {
+            Some(loan) => loan.set_metadata(&header).map_err(Failure::from),
+            None => Err(published(PUBLISH)),
+        };
+        let outcome = outcome.and_then(|()| publish(py, &mut loan, &memory.streams, timeout));
+        if loan.is_some() {
+            *memory.lock() = loan;
+            *self.memory() = Some(Arc::new(memory));
+        }
+        outcome
     }
 
     /// Gives the memory back without publishing it, when views of its array are gone, too.

@@ -46,8 +46,10 @@ fn drop_released() {
         std::thread::sleep(PAUSE);
         let mut waiting = waiting();
         let Some(list) = &mut *waiting else { return };
-        // A device that failed does not use it any more.
-        let is_over = |waiting: &mut Waiting| waiting.0.is_done().unwrap_or(true);
+        // After some errors the device does not use it any more; after others it is asked again.
+        let is_over = |waiting: &mut Waiting| {
+            waiting.0.is_done().unwrap_or_else(|error| gpu::proves_idle(&error))
+        };
         let over: Vec<_> = list.extract_if(.., is_over).collect();
         if list.is_empty() {
             *waiting = None;

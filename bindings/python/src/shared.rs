@@ -2,9 +2,10 @@
 #![allow(unsafe_code)]
 
 use std::path::PathBuf;
+use std::ptr;
 use std::sync::Arc;
 
-use gpu::{DEFAULT_TIMEOUT, Device, DeviceName, Point};
+use gpu::{DEFAULT_TIMEOUT, Device, DeviceName};
 use pubsub::{MemoryLocation, NodeOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -18,9 +19,9 @@ use crate::kept::{Kept, drop_unused};
 use crate::layout::Layout;
 use crate::memory::{OwnMemory, address_of, find};
 use crate::release::drop_after;
-use crate::streams::UsingStreams;
+use crate::streams::{UsingStreams, last_use};
 use crate::torch_allocator::find_in_pool;
-use crate::waits::{Timeout, interruptibly, wait_for_work};
+use crate::waits::{Timeout, interruptibly_or, wait_for_work};
 
 const SHARE: &str = "share memory";
 const OPEN: &str = "open shared memory";
@@ -44,7 +45,18 @@ impl PyShared {
     /// Leaves the memory to one receiver, and returns the token for it: the memory is shared until it
     /// was opened once, or this process ends.
     fn for_one_receiver<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyBytes>> {
-        Ok(PyBytes::new(py, &self.share.take(SHARE)?.for_one_receiver()))
+        Ok(PyBytes::new(py, &self.share.take(SHARE)?.for_one_receiver()?))
+    }
+
+    /// Limits the memory to one receiver, before the token is sent.
+    fn _limit_to_one(&self) -> Result<()> {
+        Ok(self.share.with(SHARE, Share::limit_to_one)??)
+    }
+
+    /// Leaves the memory to its receiver, after the token was sent.
+    fn _leave(&self) -> Result<()> {
+        self.share.take(SHARE)?.leave();
+        Ok(())
     }
 
     /// Ends the sharing. Processes that have opened the memory keep it.
@@ -87,14 +99,17 @@ fn copied(py: Python<'_>, source: &Source) -> Result<(Buffer, Tensor)> {
     // Also refuses elements that share bytes, in an array with gaps.
     let (first, extent) = source.extent(SHARE)?;
     let length = source.length();
-    let mut bytes = zeroed(SHARE, length)?;
+    let buffer = HostBuffer::new(length.max(1))?;
     match source.device() {
         SourceDevice::Host => {
             let (from, data_type, layout) =
                 (source.host_bytes(), source.data_type(), source.layout().clone());
-            let target = &mut bytes;
-            // SAFETY: the caller has the source; the target has its length.
-            py.detach(move || unsafe { from.copy(data_type, &layout, target.as_mut_ptr()) });
+            let target = buffer.address() as usize;
+            // SAFETY: the caller has the source; the target is memory of its length that nobody else
+            // has yet.
+            py.detach(move || unsafe {
+                from.copy(data_type, &layout, ptr::with_exposed_provenance_mut(target));
+            });
         }
         SourceDevice::Cuda(number) => {
             wait_for_writers(py, source)?;
@@ -102,16 +117,16 @@ fn copied(py: Python<'_>, source: &Source) -> Result<(Buffer, Tensor)> {
             let device = Device::open(DeviceName::cuda(number))?;
             // SAFETY: the caller has the source, and the copy is waited for.
             let memory = unsafe { device.adopt(start, extent, ()) }?;
-            let mut reached = zeroed(SHARE, extent)?;
+            let (mut reached, mut bytes) = (zeroed(SHARE, extent)?, zeroed(SHARE, length)?);
+            let (data_type, layout) = (source.data_type(), source.layout().clone());
             py.detach(|| {
                 let stream = device.default_stream()?;
-                stream.download(&memory.whole(), &mut reached, DEFAULT_TIMEOUT)
+                stream.download(&memory.whole(), &mut reached, DEFAULT_TIMEOUT)?;
+                gather(data_type, &layout, &reached, &mut bytes);
+                Ok::<_, Failure>(buffer.write(0, &bytes)?)
             })?;
-            gather(source.data_type(), source.layout(), &reached, &mut bytes);
         }
     }
-    let buffer = HostBuffer::new(length.max(1))?;
-    buffer.write(0, &bytes)?;
     // The shape is that of the source.
     let layout = Layout::contiguous(source.layout().shape().to_vec()).unwrap_or_else(Layout::empty);
     let tensor = Tensor { strides: layout.strides().to_vec(), ..tensor_of(source, 0)? };
@@ -136,7 +151,7 @@ fn in_place(py: Python<'_>, source: Source, is_read_only: bool) -> Result<Shared
     }
     let SourceDevice::Cuda(number) = source.device() else {
         let cause = "other processes cannot map this memory of the host. Use copy=True, or make the \
-                     array in memory of fabricast.allocate";
+                     array in memory of fabricast.allocate, after a fork in the child itself";
         return Err(Failure::invalid(SHARE, cause));
     };
     wait_for_writers(py, &source)?;
@@ -225,22 +240,12 @@ impl Owner for OpenedMemory {
 impl Drop for OpenedMemory {
     fn drop(&mut self) {
         let Some(opened) = self.opened.take() else { return };
-        if let Some(point) = last_use(&opened, &self.streams) {
+        let device = opened.memory().and_then(gpu::Memory::device);
+        if let Some((point, stream)) = device.and_then(|device| last_use(device, &self.streams)) {
             // The last user does not wait for it.
-            drop_after(point, opened);
+            drop_after(point, (opened, stream));
         }
     }
-}
-
-/// When the work on these streams is done; None if it is.
-fn last_use(opened: &OpenedBuffer, streams: &UsingStreams) -> Option<Point> {
-    let device = opened.memory()?.device()?;
-    if streams.are_done(device).unwrap_or(true) {
-        return None;
-    }
-    let stream = streams.joined(device).ok()??;
-    let point = stream.point().ok()?;
-    (!point.is_done().unwrap_or(true)).then_some(point)
 }
 
 /// Opens memory that another process shares, by its token: the array has the type, shape and strides
@@ -250,7 +255,10 @@ fn last_use(opened: &OpenedBuffer, streams: &UsingStreams) -> Option<Point> {
 /// `directory` is that of this process, if its container shows the one of the other process
 /// elsewhere.
 #[pyfunction]
-#[pyo3(signature = (token, *, device=None, timeout=Some(30.0), directory=None))]
+#[pyo3(
+    signature = (token, *, device=None, timeout=Some(30.0), directory=None),
+    text_signature = "(token, *, device=None, timeout=30.0, directory=None)"
+)]
 pub(crate) fn open(
     py: Python<'_>,
     token: Vec<u8>,
@@ -268,7 +276,8 @@ pub(crate) fn open(
         let device = device.map(Device::open).transpose()?;
         Ok::<_, Failure>(transfer::open(&token, &directory, device.as_ref(), timeout)?)
     };
-    let opened = interruptibly(py, OPEN, open)?;
+    // Memory for one receiver is not lost by Ctrl-C.
+    let opened = interruptibly_or(py, OPEN, open, OpenedBuffer::give_back)?;
     let Tensor { element, shape, strides, .. } = opened.tensor().clone();
     let (code, bits, lanes) = element.codes();
     let described = format!("elements {element:?} in shape {shape:?} with strides {strides:?}");

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
-use gpu::{Device, DeviceName, Stream};
+use gpu::{Device, DeviceName, Point, Stream};
 
 use crate::failure::Result;
 
@@ -32,7 +32,7 @@ impl UsingStreams {
 
     /// One stream that waits for the work on all of them; None if there are none.
     pub(crate) fn joined(&self, device: DeviceName) -> Result<Option<Stream>> {
-        let handles = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let handles = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut joined: Option<(Stream, u64)> = None;
         for handle in handles {
             let stream = adopt(device, handle)?;
@@ -46,6 +46,17 @@ impl UsingStreams {
         }
         Ok(joined.map(|(stream, _)| stream))
     }
+}
+
+/// When the work on these streams is done, and a stream that is to be dropped after it: its drop would
+/// wait. None if the work is done.
+pub(crate) fn last_use(device: DeviceName, streams: &UsingStreams) -> Option<(Point, Stream)> {
+    if streams.are_done(device).unwrap_or(true) {
+        return None;
+    }
+    let stream = streams.joined(device).ok()??;
+    let point = stream.point().ok()?;
+    Some((point, stream))
 }
 
 fn adopt(device: DeviceName, handle: u64) -> Result<Stream> {

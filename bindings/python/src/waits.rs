@@ -166,9 +166,29 @@ pub(crate) fn interruptibly<T: Send + 'static, E: Into<Failure> + Send + 'static
     operation: &'static str,
     call: impl FnOnce() -> std::result::Result<T, E> + Send + 'static,
 ) -> Result<T> {
-    let (sender, receiver) = crossbeam_channel::bounded(1);
-    // Without a receiver the caller was interrupted.
-    let job = move || drop(sender.send(call()));
+    interruptibly_or(py, operation, call, drop)
+}
+
+/// As [`interruptibly`]; the result of a call that goes on is abandoned in this way.
+///
+/// # Errors
+/// As for [`interruptibly`].
+pub(crate) fn interruptibly_or<T: Send + 'static, E: Into<Failure> + Send + 'static>(
+    py: Python<'_>,
+    operation: &'static str,
+    call: impl FnOnce() -> std::result::Result<T, E> + Send + 'static,
+    abandon: impl FnOnce(T) + Send + 'static,
+) -> Result<T> {
+    // Without room: the result is received, or not sent.
+    let (sender, receiver) = crossbeam_channel::bounded(0);
+    let job = move || {
+        // Without a receiver the caller was interrupted.
+        if let Err(unsent) = sender.send(call())
+            && let Ok(value) = unsent.into_inner()
+        {
+            abandon(value);
+        }
+    };
     py.detach(|| run_in_thread(operation, Box::new(job)))?;
     loop {
         let receiver = &receiver;

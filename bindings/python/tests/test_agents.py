@@ -214,3 +214,14 @@ def test_control_c_ends_the_wait_for_an_event():
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=DEADLINE)[0] == "interrupted\n"
+
+
+def test_outcome_of_an_operation_is_known_after_it_was_returned(tmp_path):
+    with fabricast.Agent("one", directory=tmp_path) as one, fabricast.Agent("two", directory=tmp_path) as two:
+        inbox, outbox = fabricast.allocate((4096,)), fabricast.allocate((4096,))
+        region = two.register(inbox, write=True)
+        route = one.join(one.connect(two.card), region.descriptor, one.register(outbox))
+        operation = one.put(route)
+        while not operation.done():
+            pass
+        assert (operation.wait(), operation.wait(), operation.done()) == (4096, 4096, True)

@@ -345,3 +345,48 @@ def test_waiting(tmp_path, waiting):
 def test_waiting_is_checked(tmp_path):
     with pytest.raises(errors.InvalidArgument, match="adaptive, busy or block"):
         fabricast.Node(tmp_path, waiting="spin")
+
+
+def test_a_loan_can_be_published_again_when_there_was_no_room(node, name):
+    topic = node.topic(name, depth=1)
+    with topic.publisher() as publisher, topic.subscriber() as subscriber:
+        publisher.publish(b"first")
+        loan = publisher.loan((6,))
+        memoryview(loan.array)[:] = b"second"
+        with pytest.raises(errors.DeadlineExceeded):
+            loan.publish(timeout=0.05)
+        assert subscriber.pull(timeout=DEADLINE).array.tobytes() == b"first"
+        loan.publish(timeout=DEADLINE)
+        assert subscriber.pull(timeout=DEADLINE).array.tobytes() == b"second"
+        with pytest.raises(errors.Closed):
+            loan.publish()
+
+
+def test_several_tasks_wait_in_a_subscriber_until_it_is_closed(node, name):
+    topic = node.topic(name)
+    publisher, subscriber = topic.publisher(), topic.subscriber()
+
+    async def read(found):
+        async for sample in subscriber:
+            found.append(sample.array.tobytes())
+
+    async def run():
+        found = []
+        tasks = [asyncio.create_task(read(found)) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        tasks[0].cancel()
+        for number in range(5):
+            publisher.publish(bytes([number]))
+            await asyncio.sleep(0.01)
+        while len(found) < 5:
+            await asyncio.sleep(0.01)
+        subscriber.close()
+        await asyncio.wait_for(asyncio.gather(*tasks[1:]), DEADLINE)
+        return found
+
+    assert sorted(asyncio.run(asyncio.wait_for(run(), DEADLINE))) == [bytes([number]) for number in range(5)]
+
+
+def test_signatures_have_their_defaults():
+    for method in (fabricast.Publisher.publish, fabricast.Subscriber.pull, fabricast.Loan.publish, fabricast.open):
+        assert "timeout=30.0" in (method.__text_signature__ or ""), method

@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import pathlib
 import pickle
 import socket
 import sys
@@ -271,3 +272,42 @@ def test_samples_are_tensors(node, name):
 
 def test_tensors_are_pickled_by_torch_without_install():
     assert torch.equal(pickle.loads(pickle.dumps(torch.ones(3))), torch.ones(3))
+
+
+def test_memory_is_not_kept_if_the_message_cannot_be_sent(tmp_path):
+    directory = tmp_path / "share"
+    here, there = socket.socketpair()
+    there.close()
+    for _ in range(3):
+        with pytest.raises(OSError):
+            fabricast.torch.send(torch.ones(1 << 20), here, directory=directory)
+    with pytest.raises(AttributeError):
+        fabricast.torch.send(torch.ones(1 << 20), None, directory=directory)
+    here.close()
+    maps = pathlib.Path("/proc/self/maps").read_text()
+    assert not [line for line in maps.splitlines() if "memfd" in line and _length(line) == 4 << 20]
+
+
+def _length(line):
+    first, last = line.split()[0].split("-")
+    return int(last, 16) - int(first, 16)
+
+
+def test_message_must_describe_the_memory(tmp_path):
+    message = bytearray(fabricast.torch.token(torch.ones(3), directory=tmp_path / "share"))
+    for place, wrong in ((4, 7), (4, 16), (5, 2)):
+        changed = bytearray(fabricast.torch.token(torch.ones(3), directory=tmp_path / "share"))
+        changed[place] = wrong
+        with pytest.raises(errors.Malformed, match="the memory of"):
+            fabricast.torch.load(bytes(changed), directory=tmp_path / "share")
+    assert torch.equal(fabricast.torch.load(bytes(message), directory=tmp_path / "share"), torch.ones(3))
+
+
+@pytest.mark.parametrize("device", ["cpu", "host", torch.device("cpu")])
+def test_devices_have_the_names_of_torch_too(device):
+    assert fabricast.torch.empty(3, device=device).device.type == "cpu"
+
+
+def test_other_objects_are_no_tensors():
+    with pytest.raises(errors.InvalidArgument, match="list is no tensor"):
+        fabricast.torch.token([1])

@@ -1,8 +1,12 @@
 """Messages for asyncio."""
 
 import asyncio
+import os
 
 from fabricast import errors
+
+# After this time a waiting task notices that the subscriber was closed.
+_PAUSE = 0.2
 
 
 class Samples:
@@ -29,11 +33,15 @@ class Samples:
                 return sample
             loop = asyncio.get_running_loop()
             readable = loop.create_future()
-            loop.add_reader(descriptor, _finish, readable)
+            # A descriptor of this task: an event loop has one callback for each, and the subscriber may
+            # be closed meanwhile.
+            own = os.dup(descriptor)
+            loop.add_reader(own, _finish, readable)
             try:
-                await readable
+                await asyncio.wait({readable}, timeout=_PAUSE)
             finally:
-                loop.remove_reader(descriptor)
+                loop.remove_reader(own)
+                os.close(own)
 
 
 def _finish(future):

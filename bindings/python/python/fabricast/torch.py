@@ -63,7 +63,9 @@ def _is_in_place(tensor):
 
 
 def _describe(tensor):
-    """A tensor without gradient and flags, its header, and whether it has elements."""
+    """A tensor without gradient and flags, and its header."""
+    if not isinstance(tensor, _torch.Tensor):
+        raise InvalidArgument(f"send tensor failed: {type(tensor).__name__} is no tensor", "send tensor")
     if tensor.layout is not _torch.strided or tensor.is_quantized:
         cause = f"a tensor of layout {tensor.layout} has no strides: send its parts"
         raise InvalidArgument(f"send tensor failed: {cause}", "send tensor")
@@ -94,7 +96,8 @@ def _describe(tensor):
     return bare, _HEADER.pack(_MAGIC, flags, code, bare.dim(), device)
 
 
-def _message(tensor, directory, is_for_one):
+def _message(tensor, directory):
+    """The message for one receiver, and the share of its memory; None for a tensor without elements."""
     bare, header = _describe(tensor)
     if bare.numel() == 0:
         sizes = [*bare.shape, *bare.stride()]
@@ -102,8 +105,7 @@ def _message(tensor, directory, is_for_one):
     # PyTorch exports tensors of the current device only.
     with _torch.cuda.device(bare.device) if bare.is_cuda else _contextlib.nullcontext():
         shared = _fabricast.share(bare, copy=not _is_in_place(bare), directory=directory)
-    if is_for_one:
-        return header + shared.for_one_receiver(), None
+    shared._limit_to_one()
     return header + shared.token, shared
 
 
@@ -112,7 +114,10 @@ def token(tensor, *, directory=None):
 
     The memory is kept until it was loaded once, and until the receiver does not use it any more.
     """
-    return _message(tensor, directory, True)[0]
+    message, shared = _message(tensor, directory)
+    if shared is not None:
+        shared._leave()
+    return message
 
 
 def load(message, *, timeout=30.0, directory=None):
@@ -131,6 +136,10 @@ def load(message, *, timeout=30.0, directory=None):
         user = f"cuda:{_torch.cuda.current_device()}" if device >= 0 else None
         array = _fabricast.open(body, device=user, timeout=timeout, directory=directory)
         tensor = _torch.from_dlpack(array)
+        sent_as = _INTEGERS[_torch.empty(0, dtype=dtype).element_size()] if code >= _BY_DLPACK else dtype
+        if tensor.dtype != sent_as or tensor.dim() != dimensions:
+            cause = f"the message is of {dtype} in {dimensions} dimensions, the memory of {array!r}"
+            raise Malformed(f"receive tensor failed: {cause}", "receive tensor")
         if code >= _BY_DLPACK:
             tensor = tensor.view(dtype)
     if flags & _IS_NEGATED:
@@ -161,15 +170,23 @@ def send(tensor, to, *, directory=None):
     """Sends a tensor to a connection of `multiprocessing`, a socket, or a rank of `torch.distributed`.
 
     Both processes then have a tensor in the same memory. A tensor of the host that is not in memory of
-    the library (`empty`, `fabricast.allocate`) is copied once instead.
+    the library (`empty`, `fabricast.allocate`) is copied once instead. If the message cannot be sent, the
+    memory is not shared any more.
     """
-    message = token(tensor, directory=directory)
-    if _is_rank(to):
-        _torch.distributed.send_object_list([message], dst=to)
-    elif isinstance(to, _socket.socket):
-        to.sendall(_LENGTH.pack(len(message)) + message)
-    else:
-        to.send_bytes(message)
+    message, shared = _message(tensor, directory)
+    try:
+        if _is_rank(to):
+            _torch.distributed.send_object_list([message], dst=to)
+        elif isinstance(to, _socket.socket):
+            to.sendall(_LENGTH.pack(len(message)) + message)
+        else:
+            to.send_bytes(message)
+    except BaseException:
+        if shared is not None:
+            shared.close()
+        raise
+    if shared is not None:
+        shared._leave()
 
 
 def recv(frm, *, timeout=30.0, directory=None):
@@ -214,7 +231,17 @@ def _receive_exactly(socket, length):
     return received
 
 
-def empty(*shape, dtype=None, device="host"):
+def _device_name(device):
+    """Name of a device of PyTorch or of the library."""
+    if not isinstance(device, _torch.device) and device not in ("cpu", "cuda"):
+        return device
+    device = _torch.device(device)
+    if device.type == "cpu":
+        return "host"
+    return f"{device.type}:{_device_number(device)}" if device.type == "cuda" else str(device)
+
+
+def empty(*shape, dtype=None, device="cpu"):
     """A tensor of zeros in memory that other processes map: of the host, or of a device.
 
     >>> import fabricast.torch
@@ -227,7 +254,7 @@ def empty(*shape, dtype=None, device="host"):
     name = str(dtype).removeprefix("torch.")
     code = _TYPES.index(name) if name in _TYPES else -1
     as_sent = _INTEGERS[_torch.empty(0, dtype=dtype).element_size()] if code >= _BY_DLPACK else dtype
-    array = _fabricast.allocate(shape, as_sent, device=device)
+    array = _fabricast.allocate(shape, as_sent, device=_device_name(device))
     return _torch.from_dlpack(array).view(dtype)
 
 
