@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use transfer::path;
 use transfer::{
-    Agent, AgentCard, AgentOptions, Event, Notice, PeerId, Region, Rights, Route, Strided,
+    Agent, AgentCard, AgentOptions, Done, Event, Notice, PeerId, Region, Rights, Route, Strided,
     Subarray, Token,
 };
 
@@ -103,13 +103,8 @@ pub(crate) struct PyOperation {
 }
 
 impl PyOperation {
-    /// Its outcome, if it is complete.
-    fn test(&self, agent: &mut Agent) -> Option<transfer::Result<u64>> {
-        if self.outcome.get().is_none() {
-            let outcome = agent.test(self.token)?;
-            let _ = self.outcome.set(outcome.map(|done| done.bytes));
-        }
-        self.outcome.get().cloned()
+    fn keep(&self, outcome: transfer::Result<Done>) -> transfer::Result<u64> {
+        self.outcome.get_or_init(|| outcome.map(|done| done.bytes)).clone()
     }
 }
 
@@ -571,26 +566,22 @@ impl PyOperation {
         let cause = || "it is in flight".to_owned();
         wait(py, WAIT, Timeout::new(WAIT, timeout)?, cause, |slice| {
             self.agent.step(WAIT, |agent| {
-                if self.outcome.get().is_none() {
-                    match agent.wait(self.token, slice) {
+                if let Some(outcome) = self.outcome.get() {
+                    return Ok(Some(outcome.clone()?));
+                }
+                match agent.wait(self.token, slice) {
+                    Err(error) if error.kind() == transfer::ErrorKind::DeadlineExceeded => {
                         // The operation itself may have failed so; then its outcome was returned now.
-                        Err(error) if error.kind() == transfer::ErrorKind::DeadlineExceeded => {
-                            match agent.test(self.token) {
-                                None => return Ok(None),
-                                Some(Err(gone)) if gone.kind() == transfer::ErrorKind::Unknown => {
-                                    let _ = self.outcome.set(Err(error));
-                                }
-                                Some(outcome) => {
-                                    let _ = self.outcome.set(outcome.map(|done| done.bytes));
-                                }
+                        match agent.test(self.token) {
+                            None => Ok(None),
+                            Some(Err(gone)) if gone.kind() == transfer::ErrorKind::Unknown => {
+                                Ok(Some(self.keep(Err(error))?))
                             }
-                        }
-                        outcome => {
-                            let _ = self.outcome.set(outcome.map(|done| done.bytes));
+                            Some(outcome) => Ok(Some(self.keep(outcome)?)),
                         }
                     }
+                    outcome => Ok(Some(self.keep(outcome)?)),
                 }
-                Ok(self.outcome.get().cloned().transpose()?)
             })
         })
     }
@@ -599,7 +590,12 @@ impl PyOperation {
     fn done(&self, py: Python<'_>) -> Result<bool> {
         self.agent.with(py, WAIT, |agent| {
             agent.progress();
-            Ok(self.test(agent).transpose()?.is_some())
+            if let Some(outcome) = self.outcome.get() {
+                outcome.clone()?;
+                return Ok(true);
+            }
+            let outcome = agent.test(self.token).map(|outcome| self.keep(outcome));
+            Ok(outcome.transpose()?.is_some())
         })
     }
 }

@@ -211,7 +211,7 @@ fn keep_while_copied(source: Source, loan: Loan) {
         .and_then(|stream| stream.point());
     match point {
         Ok(point) => drop_after(point, (Kept::new(source), loan)),
-        // The copy may go on: nobody else gets the memory.
+        // The copy may go on: the memory is never freed.
         Err(_) => std::mem::forget((Kept::new(source), loan)),
     }
 }

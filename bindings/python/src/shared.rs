@@ -105,8 +105,8 @@ fn copied(py: Python<'_>, source: &Source) -> Result<(Buffer, Tensor)> {
             let (from, data_type, layout) =
                 (source.host_bytes(), source.data_type(), source.layout().clone());
             let target = buffer.address() as usize;
-            // SAFETY: the caller has the source; the target is memory of its length that nobody else
-            // has yet.
+            // SAFETY: the caller has the source; the target is new memory of its length, which only
+            // this function has.
             py.detach(move || unsafe {
                 from.copy(data_type, &layout, ptr::with_exposed_provenance_mut(target));
             });

@@ -102,7 +102,7 @@ pub fn share(directory: &Path, shared: SharedBuffer) -> Result<Share> {
     let service = {
         let mut services = lock(SERVICES.get());
         match services.get(directory) {
-            // Otherwise someone removed the directory.
+            // Without its socket the directory was removed.
             Some(service) if service.service.path().exists() => Arc::clone(service),
             _ => {
                 let service = Arc::new(start(directory)?);
