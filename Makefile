@@ -15,7 +15,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## Build it and show what it does, on this machine, without special hardware
-	@$(setup) && cargo run --release --bin fabricast -- demo
+	@$(setup) && cargo run --locked --release --bin fabricast -- demo
 
 test: ## All checks required before a merge
 	@scripts/test
@@ -33,7 +33,7 @@ doc: ## The API's documentation; warnings are errors
 	@scripts/test doc
 
 reference: ## Write the pages of docs/reference that are generated from declarations
-	@$(setup) && WRITE_REFERENCE=1 cargo test --quiet --bins -- documentation_lists
+	@$(setup) && WRITE_REFERENCE=1 cargo test --locked --quiet --bins -- documentation_lists
 
 test-unit: ## Unit, integration and documentation tests, with nextest if installed
 	@scripts/test unit doc-tests

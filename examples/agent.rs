@@ -2,8 +2,8 @@
 //! memory with a notification, the second answers in its own memory, and the first gets the answer.
 //!
 //! ```text
-//! cargo run --example agent              # cuda:0 if there is one, else a device emulated in host memory
-//! cargo run --example agent -- cuda:1    # another device
+//! cargo run --locked --example agent              # cuda:0 if there is one, else an emulated device
+//! cargo run --locked --example agent -- cuda:1    # another device
 //! ```
 //!
 //! The agents connect through a socket in a directory that both see. What they need to know before

@@ -2,9 +2,9 @@
 //! write into the other's memory, and an orderly shutdown.
 //!
 //! ```text
-//! cargo run --example message_connection                # the first provider at 127.0.0.1
-//! cargo run --example message_connection -- sockets     # this one
-//! cargo run --example message_connection -- tcp 192.0.2.7
+//! cargo run --locked --example message_connection                # the first provider at 127.0.0.1
+//! cargo run --locked --example message_connection -- sockets     # this one
+//! cargo run --locked --example message_connection -- tcp 192.0.2.7
 //! ```
 //!
 //! Each end is a thread that owns its endpoint and its queues: they share nothing of the fabric but

@@ -2,8 +2,8 @@
 //! with its provider before use.
 //!
 //! ```text
-//! cargo run --example raw_key_exchange                     # net;ofi_rxm;ofi_mrail
-//! cargo run --example raw_key_exchange -- shm              # another: its keys are plain
+//! cargo run --locked --example raw_key_exchange                     # net;ofi_rxm;ofi_mrail
+//! cargo run --locked --example raw_key_exchange -- shm              # another: its keys are plain
 //! ```
 //!
 //! Few providers require them. A common one is `ofi_mrail`, which combines several rails into one

@@ -1,9 +1,9 @@
 //! Writes with immediates from one process into the memory of another.
 //!
 //! ```text
-//! cargo run --example rdm_write_immediate                  # the best provider for a ring
-//! cargo run --example rdm_write_immediate -- '=net'        # this one or none
-//! cargo run --example rdm_write_immediate -- 'tcp,^shm'    # tcp if available, never shm
+//! cargo run --locked --example rdm_write_immediate                  # the best provider for a ring
+//! cargo run --locked --example rdm_write_immediate -- '=net'        # this one or none
+//! cargo run --locked --example rdm_write_immediate -- 'tcp,^shm'    # tcp if available, never shm
 //! ```
 //!
 //! The example starts itself again as its peer. Both exchange addresses and region descriptors

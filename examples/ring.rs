@@ -3,7 +3,7 @@
 //! here (address, offer, answer) would be sent by any means of the application, or by a TCP
 //! connection of `ring::listen` and `ring::connect`, as in `examples/ring_connection.rs`.
 //!
-//! `cargo run --example ring [-- PROVIDER]`
+//! `cargo run --locked --example ring [-- PROVIDER]`
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;

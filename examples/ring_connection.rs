@@ -1,8 +1,8 @@
 //! A ring between two programs: one listens and reads, the other connects and writes. On two machines:
 //!
 //! ```sh
-//! cargo run --example ring_connection -- listen 10.0.0.1:7000      # on 10.0.0.1
-//! cargo run --example ring_connection -- connect 10.0.0.1:7000     # on another machine
+//! cargo run --locked --example ring_connection -- listen 10.0.0.1:7000      # on 10.0.0.1
+//! cargo run --locked --example ring_connection -- connect 10.0.0.1:7000     # on another machine
 //! ```
 //!
 //! Without arguments both run, in two threads. `examples/ring.rs` shows the level below: endpoints,

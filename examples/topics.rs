@@ -2,8 +2,8 @@
 //! copy.
 //!
 //! ```text
-//! cargo run --release --example topics              # messages in the host's memory
-//! cargo run --release --example topics -- cuda:0    # or a device's, or emulated:0
+//! cargo run --locked --release --example topics              # messages in the host's memory
+//! cargo run --locked --release --example topics -- cuda:0    # or a device's, or emulated:0
 //! ```
 //!
 //! Both join the node of a directory; no service has to be started, since one of the processes

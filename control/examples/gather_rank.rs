@@ -1,7 +1,7 @@
 //! A rank of a job: gathers bytes of all ranks three times, and checks them.
 //!
 //! ```text
-//! cargo build --example gather_rank
+//! cargo build --locked --example gather_rank
 //! torchrun --nproc-per-node 4 --no-python target/debug/examples/gather_rank
 //! torchrun --nproc-per-node 4 --no-python target/debug/examples/gather_rank --absent 3
 //! ```
