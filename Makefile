@@ -78,5 +78,5 @@ test-fresh: ## Run set-up and demo in a bare Debian (needs root)
 	@scripts/test-fresh
 
 clean: ## Remove all that was built, fetched or cached here
-	rm -rf $(addprefix $(target)/,aarch64 asan c-interface fresh headers-2x libfabric-2x loom matrix miri tsan verbs-vm setup.env)
+	rm -rf $(addprefix $(target)/,aarch64 asan c-interface fresh headers-2x libfabric-2x loom matrix miri oldest-rust tsan verbs-vm setup.env)
 	@! command -v cargo >/dev/null || cargo clean
