@@ -26,7 +26,7 @@ test-long: ## Run-time checkers and fuzzing: slow steps and steps that need a ni
 quick: ## Quick subset of test: lint, unit tests, provider matrix on tcp and shm
 	@scripts/test --quick
 
-lint: ## Formatting and clippy
+lint: ## Formatting, clippy, and the checks of CONTRIBUTING.md
 	@scripts/test lint
 
 doc: ## The API's documentation; warnings are errors
