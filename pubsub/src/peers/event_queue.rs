@@ -60,7 +60,7 @@ impl PeerEventQueue {
         (event, has_room)
     }
 
-    /// Whether reading should pause; after a pause it resumes below half only.
+    /// Returns true if reading should pause; after a pause it resumes below half only.
     pub(super) fn is_full(&self, is_paused: bool) -> bool {
         lock(&self.state).is_filled(if is_paused { 2 } else { 1 })
     }

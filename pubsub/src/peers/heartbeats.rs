@@ -189,7 +189,7 @@ impl ConnectionProtocol {
         (self.is_established && !self.reading_paused).then(|| self.last_received + longest)
     }
 
-    /// Whether no bytes arrived for longer than expected.
+    /// Returns true if no bytes arrived for longer than expected.
     pub(super) fn is_stale(&self, now: Duration) -> bool {
         self.stale_at().is_some_and(|at| now >= at)
     }

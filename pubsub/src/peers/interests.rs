@@ -23,9 +23,9 @@ const CHANGES_PER_FRAME: usize = MAX_PROTOCOL_FRAME_LENGTH / (MAX_TOPIC_NAME + 6
 pub(crate) struct Interest {
     /// The topic's name.
     pub(crate) topic: String,
-    /// It has publishers of the topic.
+    /// The node has publishers of the topic.
     pub(crate) publishes: bool,
-    /// It has subscribers of the topic.
+    /// The node has subscribers of the topic.
     pub(crate) subscribes: bool,
     #[serde(with = "WireSettings")]
     pub(crate) settings: SharedSettings,

@@ -498,7 +498,7 @@ fn unread_events_are_delivered_later() {
     );
 }
 
-/// Whether the send queue stays long.
+/// Returns true if the send queue stays long.
 fn is_stuck(peers: &Peers) -> bool {
     (0..500).all(|_| {
         let is_much = peers.waiting() > 1 << 19;

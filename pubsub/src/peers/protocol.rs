@@ -43,7 +43,7 @@ pub(super) const MIN_LOST_AFTER: u32 = 100;
 
 /// What a node offers to others, one bit each. Unknown bits are no error.
 pub(super) mod capability {
-    /// It sends the addresses of its peers on request.
+    /// The node sends the addresses of its peers on request.
     pub(in super::super) const RENDEZVOUS: u64 = 1;
 }
 

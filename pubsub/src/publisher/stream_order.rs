@@ -66,7 +66,7 @@ impl Loan {
         self.publish_on_within(stream, timeout)?.into_sent(OPERATION, &interruption)
     }
 
-    /// As [`publish_on`](Self::publish_on), but returns the loan if the deadline passes, to be
+    /// Like [`publish_on`](Self::publish_on), but returns the loan if the deadline passes, to be
     /// published on the same stream.
     ///
     /// # Errors
@@ -231,7 +231,7 @@ impl Publisher {
         attempt.into_sent(OPERATION, &interruption)
     }
 
-    /// As [`push_on`](Self::push_on), if there is room now; otherwise None.
+    /// Like [`push_on`](Self::push_on), if there is room now; otherwise returns None.
     ///
     /// # Errors
     /// As [`push_on`](Self::push_on), except for the deadline.

@@ -168,7 +168,7 @@ impl TestNode {
         published
     }
 
-    /// As a publisher that dies before it notifies.
+    /// Publishes like a publisher that dies before it notifies.
     fn publish_silently(&self, sequence: u64) -> Result<(), QueueError> {
         let (block, range) = self.local.allocate(&self.caller(), 8).unwrap();
         let entry = Entry {

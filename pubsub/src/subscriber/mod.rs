@@ -31,8 +31,8 @@ use self::stream_order::DeferredReleases;
 /// Messages of one publisher are received in order; those of different publishers in any order. It
 /// alternates between this node and all others.
 ///
-/// It holds a pulled message until the [`Sample`] is dropped, also after the subscriber. It is
-/// evicted if its samples block publishers for longer than
+/// A subscriber holds a pulled message until the [`Sample`] is dropped, also after the subscriber.
+/// It is evicted if its samples block publishers for longer than
 /// [`release_deadline`](crate::TopicSettings::release_deadline). Then it can pull no more messages
 /// ([`Evicted`](ErrorKind::Evicted)), not even queued ones, and its samples [are not
 /// valid](Sample::is_valid) any more.
@@ -245,7 +245,7 @@ impl Subscriber {
         tracker.missed().wrapping_add(local).wrapping_add(remote)
     }
 
-    /// Whether all messages published before this call were pulled.
+    /// Returns true if all messages published before this call were pulled.
     fn has_all(&self, direction: Direction) -> bool {
         let is_ahead = self.lookahead[direction as usize].is_some();
         !is_ahead && !self.has_more(direction) && self.shared.is_subscription_active(direction)

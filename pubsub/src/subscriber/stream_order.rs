@@ -41,7 +41,7 @@ impl Subscriber {
         self.pull_in_time(OPERATION, timeout, Some(stream))
     }
 
-    /// As [`pull_on`](Self::pull_on), if there is a message now.
+    /// Like [`pull_on`](Self::pull_on), if there is a message now.
     ///
     /// # Errors
     /// As [`pull_on`](Self::pull_on), except for the deadline.
@@ -61,12 +61,12 @@ impl Subscriber {
         }
     }
 
-    /// Whether this subscriber waits for work that rings no doorbell.
+    /// Returns true if this subscriber waits for work that rings no doorbell.
     pub(super) fn is_waiting_for_streams(&self) -> bool {
         self.shared.deferred_releases.has_any() || self.is_next_unwritten()
     }
 
-    /// Whether a stream is still writing the next message.
+    /// Returns true if a stream is still writing the next message.
     #[inline]
     pub(super) fn is_next_unwritten(&self) -> bool {
         let is_stream_ordered = |lookahead: &Option<(u64, Entry)>| {
@@ -119,9 +119,9 @@ impl Subscriber {
 }
 
 impl Sample {
-    /// Whether it is written. A message that was [published on a stream](crate::Loan::publish_on)
-    /// may be [pulled on one](crate::Subscriber::pull_on). Call this after the latter stream has
-    /// read it, to know whether the data was valid.
+    /// Tells if the message is written. A message that was [published on a
+    /// stream](crate::Loan::publish_on) may be [pulled on one](crate::Subscriber::pull_on). Call
+    /// this after the latter stream has read it, to know whether the data was valid.
     ///
     /// # Errors
     /// [`Evicted`](ErrorKind::Evicted) if it is not [valid](Self::is_valid) any more.

@@ -58,7 +58,7 @@ impl<W: Words + Clone> TopicWords<W> {
         used.map(|slot| slot.settled()).collect()
     }
 
-    /// Whether there are publishers, and subscribers that are no roles. Cheap:
+    /// Tells if there are publishers, and if there are subscribers that are no roles. Cheap:
     /// [`subscribers`](Self::subscribers) inspects all messages.
     pub(crate) fn activity(&self) -> (bool, bool) {
         let publishes = publishers::slots(self.words()).any(|slot| slot.seen().is_some());
@@ -85,7 +85,7 @@ impl<W: Words + Clone> TopicWords<W> {
             .collect()
     }
 
-    /// Its rows of a report.
+    /// The topic's rows of a report.
     pub(crate) fn report(&self) -> Vec<Row> {
         let settings = self.settings();
         let name = || self.name().to_owned();

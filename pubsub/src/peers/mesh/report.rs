@@ -88,13 +88,13 @@ pub(crate) enum PeerState {
     Connected,
     /// There is a connection, and no session yet.
     Handshaking,
-    /// It is being dialled.
+    /// An attempt to connect is in progress.
     Dialling,
-    /// It will be dialled again.
+    /// The next attempt to connect follows after a pause.
     Backoff,
     /// The address is this node's own.
     SelfConnection,
-    /// It had connected by itself, and is gone. It is remembered for a while.
+    /// The peer had connected by itself, and is gone; remembered for a while.
     Departed,
 }
 

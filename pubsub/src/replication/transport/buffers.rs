@@ -338,7 +338,7 @@ impl RegisteredSpan {
         }
     }
 
-    /// Whether another part of the process has a handle of the memory.
+    /// Returns true if another part of the process has a handle of the memory.
     fn is_in_use(&self) -> bool {
         match self {
             Self::Host(span) => span.memory.memory().is_shared(),

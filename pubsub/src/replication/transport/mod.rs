@@ -375,7 +375,7 @@ pub(super) struct RingInput<'a> {
 }
 
 impl RingInput<'_> {
-    /// Whether a chunk was taken.
+    /// Returns true if a chunk was taken.
     pub(super) fn has_taken(&self) -> bool {
         self.has_taken
     }

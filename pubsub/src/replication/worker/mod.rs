@@ -71,7 +71,7 @@ pub struct WorkerOptions {
     pub spin: Duration,
     /// Timeout for a device's copy, and for a node's answer.
     pub timeout: Duration,
-    /// Whether rings may lie in device memory.
+    /// States if rings may lie in device memory.
     pub device_fabric: DeviceFabric,
     /// An offer to be used instead of one of [`policy`](Self::policy).
     pub offer: Option<Offer>,
@@ -113,7 +113,7 @@ impl WorkerOptions {
 /// Options of an outbound topic.
 #[derive(Debug, Clone)]
 pub struct TopicOptions {
-    /// Its parameters.
+    /// The topic's parameters.
     pub parameters: TopicParameters,
     /// The device of its source's memory; None: of the host.
     pub device: Option<gpu::Device>,
@@ -241,8 +241,8 @@ pub struct InboundTopicOptions {
 
 /// A thread that owns an endpoint, and moves topics' messages through it.
 ///
-/// It reports [`WorkerEvent`]s. Connection messages among them are for the worker of the same topic
-/// at another node, to be passed there as [`Command::ControlMessage`].
+/// A worker reports [`WorkerEvent`]s. Connection messages among them are for the worker of the same
+/// topic at another node, to be passed there as [`Command::ControlMessage`].
 #[derive(Debug)]
 pub struct Worker {
     commands: Sender<Command>,

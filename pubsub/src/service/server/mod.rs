@@ -1,9 +1,9 @@
 //! The thread that serves a node: admits processes, distributes pidfds, topics and pools, and
 //! reclaims after dead processes.
 //!
-//! It never waits for a client: messages are queued, and awaited events are polled. It only waits
-//! for locks in shared memory, for a short time; an operation that fails for a held lock is tried
-//! again later.
+//! The thread never waits for a client: messages are queued, and awaited events are polled. It only
+//! waits for locks in shared memory, for a short time; an operation that fails for a held lock is
+//! tried again later.
 
 /// Logs a change of the node: at level info in a dedicated service.
 macro_rules! log_change {

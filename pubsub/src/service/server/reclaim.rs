@@ -86,7 +86,7 @@ impl Reclaimer {
         self.must_rescan_owners = true;
     }
 
-    /// Whether it tries again without an event.
+    /// Returns true if something is tried again without an event.
     pub(super) fn must_poll(&self) -> bool {
         !self.unreclaimed.is_empty() || self.must_rescan_owners
     }

@@ -489,7 +489,7 @@ impl Host {
         }
     }
 
-    /// Whether it has received all messages that the other sent in their session.
+    /// Returns true if it has received all messages that the other sent in their session.
     pub(super) fn has_all_messages_of(&self, other: &Self) -> bool {
         let received = self.sessions[&other.config.identity].received;
         received == other.sessions[&self.config.identity].sent

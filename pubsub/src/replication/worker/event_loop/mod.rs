@@ -60,7 +60,7 @@ fn read_clock(start: Instant) -> ClockReading {
     ClockReading { monotonic: nanoseconds(start.elapsed()), realtime: nanoseconds(realtime) }
 }
 
-/// Whether a check is due; if so, the next one follows after the interval.
+/// Returns true if a check is due, and then sets when the next one is.
 fn is_due(next: &mut u64, now: u64, interval: u64) -> bool {
     let is_due = now >= *next;
     if is_due {

@@ -81,7 +81,7 @@ impl OutboundTopic {
         self.device.as_ref()
     }
 
-    /// Whether it lacked capacity at its last turn.
+    /// Returns true if the topic lacked capacity at its last turn.
     pub(super) fn is_stalled(&self) -> bool {
         self.outbound.is_stalled()
     }
@@ -109,7 +109,8 @@ impl OutboundTopic {
         self.parameters
     }
 
-    /// Whether this is the current connection to a node, with a requested ring if that matters.
+    /// Returns true if this is the current connection to a node, with a requested ring if that
+    /// matters.
     pub(super) fn is_current(&self, node: NodeId, number: u64, is_requested: bool) -> bool {
         self.connections.get(&node).is_some_and(|link| {
             link.connection == number && (!is_requested || link.requested_since.is_some())
@@ -254,7 +255,7 @@ pub(super) struct InboundTopic {
     request: Option<ConnectRequest>,
     /// Memory that copies of a closed ring may still read.
     previous_access: Option<DeviceAccess>,
-    /// It released chunks, and the writer may not have the credit.
+    /// The topic released chunks, and the writer may not have the credit.
     has_unacknowledged: bool,
     /// Restarts without effect since its connection stalled.
     doublings: u32,
@@ -284,7 +285,7 @@ impl InboundTopic {
         }
     }
 
-    /// Its key, and the node that it is received from.
+    /// The topic's key, and the node that it is received from.
     pub(super) fn id(&self) -> (TopicKey, NodeId) {
         (self.key, self.origin)
     }
@@ -351,7 +352,7 @@ impl InboundTopic {
         self.ring.as_ref().map(|ring| ring.request.connection)
     }
 
-    /// Whether its ring is for another address of the writer.
+    /// Returns true if the topic's ring is for another address of the writer.
     pub(super) fn has_obsolete_ring(&self, from: &[u8]) -> bool {
         self.ring.as_ref().is_some_and(|ring| ring.request.from != from)
     }
@@ -361,7 +362,7 @@ impl InboundTopic {
         self.request = request;
     }
 
-    /// Whether a request can be answered.
+    /// Returns true if a request can be answered.
     pub(super) fn can_answer(&self) -> bool {
         self.request.is_some() && self.inbound.is_drained()
     }
@@ -405,7 +406,7 @@ impl InboundTopic {
         }
     }
 
-    /// Whether the writer did not answer an offer within the timeout.
+    /// Returns true if the writer did not answer an offer within the timeout.
     pub(super) fn is_answer_late(&self, now: u64, timeout: u64) -> bool {
         let ring = self.ring.as_ref();
         ring.is_some_and(|ring| !ring.is_connected && now - ring.since > timeout)
