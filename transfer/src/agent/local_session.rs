@@ -30,7 +30,7 @@ pub(super) struct LocalSession {
     pidfd: PidFd,
     region_table: ReadOnlyRegionTable,
     doorbell: Doorbell<MappedWords>,
-    /// Its process has ended, as of the last check.
+    /// The agent's process has ended, as of the last check.
     process_ended: bool,
     /// The connection has ended, as of the last check. Its owner reads no notices any more.
     is_disconnected: bool,
@@ -39,9 +39,9 @@ pub(super) struct LocalSession {
 /// How another agent of this machine is reached.
 #[derive(Debug)]
 enum Connection {
-    /// It belongs to this process.
+    /// The agent belongs to this process.
     InProcess { local_target: Arc<LocalTarget>, initiator: Arc<LocalInitiator> },
-    /// It belongs to another process, with which descriptors can be exchanged.
+    /// The agent belongs to another process, with which descriptors can be exchanged.
     Channel(Arc<Channel>),
 }
 

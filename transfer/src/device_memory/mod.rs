@@ -1,8 +1,8 @@
 //! Device memory that a fabric accesses itself, for agents and for topics.
 //!
 //! `policy` decides by facts whether memory is registered at all, and `registration` does it.
-//! Whether transfers with it are right is tried by a probe of its user, with bytes of a
-//! [`Pattern`]. `written_devices` are those whose writes are flushed.
+//! A probe of its user tries if transfers with it are right, with bytes of a [`Pattern`].
+//! `written_devices` are those whose writes are flushed.
 
 mod pattern;
 mod policy;

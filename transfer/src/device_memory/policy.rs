@@ -1,4 +1,4 @@
-//! Whether device memory is registered with a fabric: a pure function of facts.
+//! Decides if device memory is registered with a fabric: a pure function of facts.
 
 use gpu::{Allocator, DeviceName, GpuDirect};
 

@@ -54,7 +54,8 @@ struct Initiator {
     identity: [u8; 16],
     connection_id: u64,
     label: String,
-    /// It confirmed the welcome. Unconfirmed sessions are not reported, because it may retry.
+    /// The initiator confirmed the welcome. Unconfirmed sessions are not reported, because it may
+    /// retry.
     is_confirmed: bool,
     opened: HashSet<u64>,
     /// Withdrawn regions of which it was not notified yet.

@@ -51,7 +51,7 @@ impl Connection {
         Err(last)
     }
 
-    /// Its socket.
+    /// The connection's socket.
     pub(super) fn descriptor(&self) -> Descriptor {
         self.descriptor
     }

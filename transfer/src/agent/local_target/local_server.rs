@@ -1,8 +1,8 @@
 //! The thread that serves an agent's socket: admits local initiators, and sends them region
 //! exports.
 //!
-//! It is independent of the thread that owns the agent, which may compute for minutes. Initiators
-//! are served in turn, with deadlines, and all they send is validated.
+//! The server is independent of the thread that owns the agent, which may compute for minutes.
+//! Initiators are served in turn, with deadlines, and all they send is validated.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};

@@ -188,7 +188,8 @@ impl RemoteTransport {
         Ok(self.begin_open_lanes(lanes, remote, true))
     }
 
-    /// The same without staging memory, before direct access is requested.
+    /// Like [`begin_open`](Self::begin_open), without staging memory, before direct access is
+    /// requested.
     pub(in crate::agent) fn begin_open_unstaged(
         &mut self,
         peer: u32,

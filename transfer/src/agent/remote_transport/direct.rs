@@ -34,7 +34,7 @@ enum Verdict {
     /// Neither side asked for a probe.
     Skipped,
     Failed(String),
-    /// It could not be finished. After this time it is made again.
+    /// The probe could not be finished. After this time it is made again.
     Inconclusive(String, Instant),
 }
 
@@ -65,7 +65,7 @@ impl DirectKeys {
     }
 }
 
-/// Whether two regions may be accessed directly.
+/// The answer to a request for direct access between two regions.
 #[derive(Debug)]
 pub(in crate::agent) enum DirectAccess {
     Granted(DirectKeys, Probe),

@@ -44,7 +44,7 @@ const MAX_REROUTES: u32 = 64;
 
 #[derive(Debug)]
 enum LinkState {
-    /// It has not answered yet.
+    /// The peer has not answered yet.
     Connecting,
     Up,
     /// The cause.

@@ -59,7 +59,7 @@ struct PendingDirect {
 
 /// A probe.
 struct Run {
-    /// Its number at the target, and the seed of its bytes.
+    /// Number of the probe at the target, and the seed of its bytes.
     probe: u64,
     remote: RemoteMemory,
     scratch: Scratch,
@@ -104,7 +104,7 @@ type Links = HashMap<u32, Link>;
 enum Finding {
     /// An observation of the provider, or of the peer.
     Wrong(String),
-    /// It could not be carried out, or is not over in time: a later one may pass.
+    /// The probe could not be carried out, or is not over in time: a later one may pass.
     Inconclusive(String),
 }
 
