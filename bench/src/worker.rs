@@ -93,7 +93,7 @@ impl Worker {
         self.child.id()
     }
 
-    /// Its standard input and output, if these are pipes.
+    /// The worker's standard input and output, if these are pipes.
     pub(crate) fn pipes(&mut self) -> Option<(ChildStdin, ChildStdout)> {
         self.child.stdin.take().zip(self.child.stdout.take())
     }

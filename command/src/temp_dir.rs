@@ -65,7 +65,7 @@ impl TempDir {
         Err(Failure::failed(last))
     }
 
-    /// Its path.
+    /// The directory's path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

@@ -525,7 +525,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): an operation may still be in flight.
-    /// Its memory is never freed, as if the stream had been dropped.
+    /// The operation's memory is never freed, as if the stream had been dropped.
     /// [`DeviceFailed`](ErrorKind::DeviceFailed): no operation is in flight any more, and
     /// unfinished ones are never done.
     pub fn close(mut self, timeout: Duration) -> Result<()> {

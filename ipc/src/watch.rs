@@ -124,7 +124,7 @@ struct State {
 struct Registration {
     number: u64,
     doorbell: Arc<dyn AnyDoorbell>,
-    /// Its count at the last check.
+    /// The doorbell's count at the last check.
     seen: u64,
     listener: Arc<dyn DoorbellListener>,
 }

@@ -163,7 +163,7 @@ pub(super) struct Measured {
     /// All its stages, relative to the slowest stage of the topic: the upper bound of the
     /// topic's advantage.
     bound: Option<f64>,
-    /// Its latency relative to the topic's; and that relative to the bound.
+    /// The baseline's latency relative to the topic's; and that relative to the bound.
     ratio: Option<f64>,
     fraction_of_bound: Option<f64>,
 }

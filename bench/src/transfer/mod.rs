@@ -45,7 +45,7 @@ enum Direction {
 enum Source {
     /// Allocated to be shared, as pools are
     Shared,
-    /// As by cudaMalloc
+    /// Allocated like memory of cudaMalloc
     Plain,
     /// Host memory in a segment that both can map; --from and --to select which side
     Host,

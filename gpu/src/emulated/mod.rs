@@ -91,7 +91,7 @@ fn state(number: u32) -> &'static State {
     &STATES[number as usize % STATES.len()]
 }
 
-/// The same in every process, like a real device's.
+/// UUID of a device: equal in every process, like a real device's.
 pub(crate) fn uuid(number: u32) -> Uuid {
     let mut bytes = *b"fabricast-host-0";
     bytes[15] += number as u8;

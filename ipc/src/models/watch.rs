@@ -16,7 +16,7 @@ const STORED: usize = 2;
 const EDGES: usize = 3;
 /// The listener was dropped.
 const OVER: usize = 4;
-/// Whether the file descriptor is readable.
+/// 1 while the file descriptor is readable.
 const RAISED: usize = 5;
 
 fn doorbell(words: &ModelWords) -> Doorbell<&ModelWords> {
