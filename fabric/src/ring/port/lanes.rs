@@ -112,9 +112,9 @@ impl Port {
         }
     }
 
-    /// As [`offer`](Self::offer), in the caller's memory, which may be device or shared memory. To
-    /// be written on at most `lanes` lanes including the endpoint, and fewer if the port has fewer
-    /// or the ring does not use immediates.
+    /// Like [`offer`](Self::offer), in the caller's memory, which may be device or shared memory.
+    /// To be written on at most `lanes` lanes including the endpoint, and fewer if the port has
+    /// fewer or the ring does not use immediates.
     ///
     /// # Errors
     /// As [`offer`](Self::offer); `OutOfBounds` if the memory is too small.
@@ -137,7 +137,7 @@ impl Port {
         })
     }
 
-    /// As [`offer_on_lanes`](Self::offer_on_lanes), in memory that the caller has registered for
+    /// Like [`offer_on_lanes`](Self::offer_on_lanes), in memory that the caller has registered for
     /// remote writes, with the [domain](Self::lane_domain) of each lane in turn: of device memory,
     /// which may be registered in several ways.
     ///
@@ -199,7 +199,7 @@ impl Port {
         self.extra_lanes.as_mut().map_or(Ok(()), |lanes| lanes.insert_addresses(writer))
     }
 
-    /// As [`accept`](Self::accept), for a ring on several lanes: all lanes of the offer, whose
+    /// Like [`accept`](Self::accept), for a ring on several lanes: all lanes of the offer, whose
     /// extra ones are at these addresses.
     ///
     /// # Errors
@@ -244,7 +244,7 @@ impl Port {
         Ok(self.sender(id)?.pick_lane(bytes))
     }
 
-    /// As [`push_part`](Self::push_part), on this lane, whose domain has the part registered.
+    /// Like [`push_part`](Self::push_part), on this lane, whose domain has the part registered.
     ///
     /// # Errors
     /// As [`push_part`](Self::push_part); `OutOfBounds` for a lane that the ring does not use.
@@ -260,10 +260,10 @@ impl Port {
         self.push_with(lane, id, message, (part, at), &[])
     }
 
-    /// As [`push_on_lane`](Self::push_on_lane), for a part that begins at byte `at` of the message.
-    /// The bytes `inline` accompany the header of the chunk, if one is posted, and the reader finds
-    /// them as its [`inline_data`](super::super::ChunkView::inline_data): also where its processor
-    /// cannot read the payload.
+    /// Like [`push_on_lane`](Self::push_on_lane), for a part that begins at byte `at` of the
+    /// message. The bytes `inline` accompany the header of the chunk, if one is posted, and the
+    /// reader finds them as its [`inline_data`](super::super::ChunkView::inline_data): also where
+    /// its processor cannot read the payload.
     ///
     /// # Errors
     /// As [`push_on_lane`](Self::push_on_lane); `OutOfBounds` for more bytes than

@@ -394,8 +394,8 @@ impl Port {
         sender.push(&mut self.io, message, payload)
     }
 
-    /// The same, where `part` begins at byte `at` of the message: so a message can be assembled
-    /// from several memories, such as a header and a payload.
+    /// Like [`push`](Self::push), where `part` begins at byte `at` of the message: so a message can
+    /// be assembled from several memories, such as a header and a payload.
     ///
     /// # Errors
     /// As [`push`](Self::push); `OutOfBounds` if the next byte to be written is not in the part.
@@ -471,7 +471,8 @@ impl Port {
         was_returned.inspect_err(|error| receiver.set_credit_error(error.clone()))
     }
 
-    /// The same for all rings. If credit cannot be sent, only that ring is broken.
+    /// Like [`return_credit`](Self::return_credit), for all rings. If credit cannot be sent, only
+    /// that ring is broken.
     pub fn return_all_credit(&mut self, is_idle: bool) -> bool {
         let mut has_returned = false;
         for receiver in self.receivers.iter_mut().flatten() {

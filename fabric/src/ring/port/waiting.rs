@@ -23,8 +23,8 @@ impl Port {
         self.wait_with_max_sleep(longest, None)
     }
 
-    /// The same with another limit of sleeps while there is work without a wake-up, which may be
-    /// late by that much. Completions still end a sleep.
+    /// Like [`wait`](Self::wait), with another limit of sleeps while there is work without a
+    /// wake-up, which may be late by that much. Completions still end a sleep.
     pub(in super::super) fn wait_with_max_sleep(
         &mut self,
         longest: Duration,
