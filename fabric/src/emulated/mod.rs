@@ -1,11 +1,11 @@
 //! A provider inside of this process, for tests: it registers memory of emulated devices, and shows
 //! selected faults of real providers.
 //!
-//! Its endpoints reach each other if they were opened from the same offer or its clones. Messages
-//! and host memory always arrive whole and in order. A [`Fault`] concerns operations on device
-//! memory only.
+//! Emulated endpoints reach each other if they were opened from the same offer or its clones.
+//! Messages and host memory always arrive whole and in order. A [`Fault`] concerns operations on
+//! device memory only.
 //!
-//! Its parts: `network` has the open objects and carries out operations; `objects` has the tables
+//! The parts: `network` has the open objects and carries out operations; `objects` has the tables
 //! of functions.
 #![allow(unsafe_code)]
 
