@@ -132,7 +132,7 @@ impl Worker {
     /// Waits until it has exited by itself.
     ///
     /// # Errors
-    /// It failed, or has not ended in time.
+    /// The worker failed, or has not ended in time.
     pub(crate) fn finish(mut self) -> Result<(), Failure> {
         match self.wait(EXIT_TIMEOUT) {
             Some(status) if status.success() => Ok(()),

@@ -44,7 +44,7 @@ impl TempDir {
     /// processes of this user left there.
     ///
     /// # Errors
-    /// It cannot be created.
+    /// The directory cannot be created.
     pub fn create(program: Program) -> Result<Self> {
         Self::create_in(&std::env::temp_dir(), program)
     }

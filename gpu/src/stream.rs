@@ -645,7 +645,7 @@ impl Device {
     /// device, for anything but 0.
     ///
     /// # Safety
-    /// It is a stream of this device's primary context until everything made from it is
+    /// The handle is a stream of this device's primary context until everything made from it is
     /// dropped, and no thread captures it during that time.
     pub unsafe fn adopt_stream(&self, handle: u64) -> Result<Stream> {
         // SAFETY: the caller's promise.

@@ -159,7 +159,7 @@ unsafe fn copy_word_rows<const WORDS: usize>(to: *mut u8, from: *const u8, rows:
 /// Where a row begins at both ends.
 ///
 /// # Safety
-/// It does.
+/// Both ranges have this row.
 #[inline]
 unsafe fn place(to: *mut u8, from: *const u8, rows: &Run, row: u64) -> (*mut u8, *const u8) {
     let (to_offset, from_offset) = (row * rows.to_stride, row * rows.from_stride);

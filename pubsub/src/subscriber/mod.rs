@@ -32,7 +32,7 @@ use self::stream_order::DeferredReleases;
 /// alternates between this node and all others.
 ///
 /// A subscriber holds a pulled message until the [`Sample`] is dropped, also after the subscriber.
-/// It is evicted if its samples block publishers for longer than
+/// The subscriber is evicted if its samples block publishers for longer than
 /// [`release_deadline`](crate::TopicSettings::release_deadline). Then it can pull no more messages
 /// ([`Evicted`](ErrorKind::Evicted)), not even queued ones, and its samples [are not
 /// valid](Sample::is_valid) any more.
