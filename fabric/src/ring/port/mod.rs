@@ -3,11 +3,11 @@
 //! The owner of a port drives it: [`progress`](Port::progress) takes one completion and passes it
 //! to its ring. The calls that wait make progress for all rings of the port. One thread, no lock.
 
+mod blocking_calls;
 mod closing;
 mod events;
-mod lanes;
+mod lane_operations;
 mod opening;
-mod waiting;
 
 pub use events::RingEvent;
 
@@ -29,7 +29,7 @@ use super::{
 use crate::{
     CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Outcome, Peer, RegionSlice, Result,
 };
-use waiting::deadline_exceeded;
+use blocking_calls::deadline_exceeded;
 
 /// Steps without an event after which a port is idle: credit is returned, and calls that wait may
 /// sleep.

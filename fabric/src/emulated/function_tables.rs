@@ -6,7 +6,7 @@ use std::os::raw::{c_int, c_void};
 use libfabric_sys as sys;
 
 use super::Fault;
-use super::network::{Endpoint, Local, Object, Posted, Region, with};
+use super::open_objects::{Endpoint, Local, Object, Posted, Region, with};
 use crate::provider_objects::{RegistrationRequest, object, read_no_failure};
 
 fn open(address: usize, network: usize, state: Object) {
