@@ -1,7 +1,7 @@
 //! Foreign memory: memory as another library of the same process would allocate it.
 #![allow(unsafe_code)]
 
-use super::memory::{self, AddressRange, Physical};
+use super::memory_files::{self, AddressRange, Physical};
 use super::{COUNT, GRANULARITY, state};
 use crate::device_name::DeviceName;
 use crate::driver::AddressRangeDriver;
@@ -60,7 +60,7 @@ impl ForeignMemory {
     fn allocate(number: u32, length: u64, allocator: Allocator) -> Result<Self> {
         state(number).take("allocate memory", length)?;
         let device = (allocator != Allocator::Host).then_some(number);
-        let address = memory::allocate(device, allocator, length)
+        let address = memory_files::allocate(device, allocator, length)
             .inspect_err(|_| state(number).give_back(length))?;
         Ok(Self { number, address, length, mapped: None })
     }
@@ -101,7 +101,7 @@ impl ForeignMemory {
 impl Drop for ForeignMemory {
     fn drop(&mut self) {
         let Some((address_range, lengths)) = &self.mapped else {
-            if memory::free(self.address).is_ok() {
+            if memory_files::free(self.address).is_ok() {
                 state(self.number).give_back(self.length);
             }
             return;

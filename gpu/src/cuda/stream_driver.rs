@@ -87,7 +87,7 @@ impl Drop for Stream {
             });
         }
         if let Some(accumulator) = self.accumulator.take() {
-            let free = || super::memory::free_accumulator(&self.context, accumulator);
+            let free = || super::memory_driver::free_accumulator(&self.context, accumulator);
             if !if_no_stream_waits(Implementation::Cuda, free) {
                 self.context.accumulators.put_back(accumulator);
             }

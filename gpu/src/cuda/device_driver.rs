@@ -11,8 +11,8 @@ use sys::CUdevice_attribute_enum as Attribute;
 
 use super::Context;
 use super::library::{self, Address, PEER_ACCESS_ALREADY_ENABLED};
-use super::memory::{self, AddressRange, Physical, PinnedBlock};
-use super::stream::{Event, Stream};
+use super::memory_driver::{self, AddressRange, Physical, PinnedBlock};
+use super::stream_driver::{Event, Stream};
 use crate::device_name::DeviceName;
 use crate::driver::{
     AddressRangeDriver, DeviceDriver, EventDriver, Imported, Mapped, PhysicalMemory, PinnedBuffer,
@@ -105,7 +105,7 @@ fn properties_of(context: &Context) -> Result<Properties> {
         pci: Some(pci),
         numa_node: numa_node(pci),
         total_memory: total as u64,
-        granularity: memory::granularity(context)?,
+        granularity: memory_driver::granularity(context)?,
         copy_engines: number(Attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT)?,
         multiprocessors: number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         compute_capability: (
@@ -119,7 +119,7 @@ fn properties_of(context: &Context) -> Result<Properties> {
             ),
             // On Linux, every device with unified addresses supports them.
             legacy: has(Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING),
-            fabric: memory::handle_types(context) & memory::FABRIC != 0,
+            fabric: memory_driver::handle_types(context) & memory_driver::FABRIC != 0,
             dma_buf: has(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED),
         },
         gpu_direct: gpu_direct(context),
@@ -136,7 +136,7 @@ fn gpu_direct(context: &Context) -> GpuDirect {
     let ordering = number(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING);
     GpuDirect {
         rdma: context.has(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED as u32),
-        rdma_mapped: memory::has_rdma_mapped(context),
+        rdma_mapped: memory_driver::has_rdma_mapped(context),
         can_flush: number(flush) & FLUSH_BY_HOST != 0,
         writes_ordering: match ordering {
             ORDERED_FOR_ALL_DEVICES.. => WritesOrdering::AllDevices,
@@ -213,7 +213,7 @@ impl DeviceDriver for Device {
     }
 
     fn allocate(&self, length: u64) -> Result<u64> {
-        memory::allocate(&self.context, length)
+        memory_driver::allocate(&self.context, length)
     }
 
     unsafe fn free(&self, address: u64) -> Result<()> {
@@ -279,7 +279,7 @@ impl DeviceDriver for Device {
     }
 
     fn attributes(&self, address: u64) -> Result<PointerAttributes> {
-        memory::attributes(&self.context, address)
+        memory_driver::attributes(&self.context, address)
     }
 
     fn retain(&self, address: u64) -> Result<Mapped> {
@@ -295,7 +295,7 @@ impl DeviceDriver for Device {
         self.context.call(operation, |functions| unsafe {
             (functions.address_handle)(out, address, length as usize, DMA_BUF, 0)
         })?;
-        memory::owned(operation, number)
+        memory_driver::owned(operation, number)
     }
 
     fn flush_remote_writes(&self) -> Result<()> {
