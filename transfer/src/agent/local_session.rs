@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use ipc::{Channel, ChannelError, Doorbell, MappedWords, Message, PidFd};
 
 use super::card::AgentCard;
+use super::local_protocol::{Reply, Request};
 use super::local_target::{LocalInitiator, LocalTarget, ReadOnlyRegionTable};
-use super::protocol::{Reply, Request};
 use super::session_segment::{InitiatorSegment, TargetSegment};
 use super::{CONNECT, card_file};
 use crate::error::{Context, Error, ErrorKind, Result, failed};

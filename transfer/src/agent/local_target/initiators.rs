@@ -9,7 +9,7 @@ use ipc::PidFd;
 
 use super::LocalTarget;
 use crate::agent::Event;
-use crate::agent::protocol::Introduction;
+use crate::agent::local_protocol::Introduction;
 use crate::agent::session_segment::TargetSegment;
 use crate::lock;
 use crate::region::RegisteredRegion;

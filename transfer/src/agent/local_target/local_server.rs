@@ -14,7 +14,7 @@ use ipc::{Channel, ChannelError, ChannelListener, Message, PidFd};
 
 use super::{LocalInitiator, LocalTarget};
 use crate::agent::card_file::{self, CardFile};
-use crate::agent::protocol::{MAX_PIECES_PER_MESSAGE, Pieces, Reply, Request};
+use crate::agent::local_protocol::{MAX_PIECES_PER_MESSAGE, Pieces, Reply, Request};
 use crate::agent::session_segment::TargetSegment;
 use crate::agent::{AgentCard, START};
 use crate::error::{Error, ErrorKind, failed};

@@ -2,7 +2,7 @@
 
 mod chunk_window;
 mod chunks;
-mod direct;
+mod direct_requests;
 mod links;
 mod notice_queue;
 mod target_replies;
@@ -17,8 +17,8 @@ use fabric::Peer;
 
 use self::chunk_window::ChunkWindow;
 use self::chunks::Stage;
-use self::direct::DirectRequests;
-pub(crate) use self::direct::{DirectRequest, PROBE_TIMEOUT};
+use self::direct_requests::DirectRequests;
+pub(crate) use self::direct_requests::{DirectRequest, PROBE_TIMEOUT};
 use self::links::RetryBackoff;
 use self::notice_queue::NoticeQueue;
 use self::tcp_probe::TcpProbe;
