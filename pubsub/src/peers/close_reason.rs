@@ -110,7 +110,7 @@ impl fmt::Display for CloseReason {
             Self::Malformed(what) => write!(f, "{}: {what}", GoodbyeReason::Malformed),
             Self::VersionMismatch(version) => {
                 write!(f, "protocol version {version} of the peer differs from ")?;
-                write!(f, "version {} of this build", super::protocol::VERSION)
+                write!(f, "version {} of this build", super::node_protocol::VERSION)
             }
             Self::Refused { why, detail } => {
                 write!(f, "the peer closed the connection: {why:?}: {detail}")

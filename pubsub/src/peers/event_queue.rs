@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Mutex;
 
-use super::event::PeerEvent;
+use super::peer_event::PeerEvent;
 use crate::lock::lock;
 use crate::wake::WakeFd;
 

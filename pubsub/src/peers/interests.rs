@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::close_reason::CloseReason;
-use super::protocol::{MAX_PROTOCOL_FRAME_LENGTH, malformed};
+use super::node_protocol::{MAX_PROTOCOL_FRAME_LENGTH, malformed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::settings::{MAX_TOPIC_NAME, Reliability, SharedLocation, SharedSettings, TopicSettings};
 use crate::type_name::TypeName;

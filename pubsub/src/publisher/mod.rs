@@ -3,7 +3,7 @@
 mod counters;
 mod loan;
 mod loan_permits;
-mod stream_order;
+mod stream_writes;
 mod wait_span;
 
 use std::sync::{Arc, Mutex};

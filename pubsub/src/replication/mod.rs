@@ -24,7 +24,7 @@ mod outbound;
 mod probe;
 mod received_topics;
 mod remote_nodes;
-mod report;
+mod report_rows;
 mod retry_backoff;
 mod routing;
 #[cfg(test)]

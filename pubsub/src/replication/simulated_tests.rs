@@ -1,6 +1,6 @@
 //! Topics sent between nodes in simulated time.
 
-mod device_rings;
+mod device_ring_probes;
 mod endpoints;
 mod lanes;
 mod simulation;

@@ -1,7 +1,7 @@
 //! Replicators of nodes in one process, over the loopback address, with peers that behave or
 //! misbehave.
 
-mod losses;
+mod given_up_nodes;
 mod provider_mismatch;
 
 use std::cell::RefCell;

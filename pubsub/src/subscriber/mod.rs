@@ -3,7 +3,7 @@
 mod loss_tracker;
 mod poll_descriptor;
 mod sample;
-mod stream_order;
+mod stream_reads;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::topic::{Entry, LostPublisher, MAX_REMEMBERED_LOSSES, RemoteLastSequen
 
 pub(crate) use self::loss_tracker::{LossTracker, RemoteStart};
 use self::poll_descriptor::{PendingEvents, PollDescriptor};
-use self::stream_order::DeferredReleases;
+use self::stream_reads::DeferredReleases;
 
 /// Receives all messages of one topic that are published after it subscribed, on this node and
 /// others.

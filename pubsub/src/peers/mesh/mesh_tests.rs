@@ -1,13 +1,13 @@
 //! Nodes in simulated time: they find each other eventually, whatever happens.
 
-mod simulation;
+mod simulated_network;
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use proptest::prelude::*;
 
-use self::simulation::{HostConfig, Simulation};
+use self::simulated_network::{HostConfig, Simulation};
 use super::{Mesh, PeerState};
 use crate::ids::NodeId;
 use crate::network_options::NetworkOptions;

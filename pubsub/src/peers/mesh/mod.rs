@@ -3,25 +3,25 @@
 //! The driver of a mesh reports what happened (a connection, bytes, passed time) and executes its
 //! [`Action`]s. Times are durations since it began.
 
-mod admission;
 mod frame_handling;
+mod inbound_limits;
 #[cfg(test)]
 mod mesh_tests;
-mod report;
+mod peer_reports;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use self::report::DepartedNodes;
-pub(crate) use self::report::{PeerReport, PeerState};
+use self::peer_reports::DepartedNodes;
+pub(crate) use self::peer_reports::{PeerReport, PeerState};
 use super::address_book::{AddressBook, AddressSource, DialOutcome};
 use super::close_reason::{CloseReason, GoodbyeReason};
-use super::event::PeerEvent;
 use super::heartbeats::ConnectionProtocol;
 use super::identity::SessionId;
 use super::interests::{InterestSender, Interests, PeerInterests};
-use super::protocol::{Frame, MAX_CONTROL_MESSAGE_LENGTH};
+use super::node_protocol::{Frame, MAX_CONTROL_MESSAGE_LENGTH};
+use super::peer_event::PeerEvent;
 use super::session_arbitration::SessionArbitration;
 use super::{ConnectionId, Hello, Limits, ServiceInstance, SplitMix64, Timing};
 use crate::error::{Error, ErrorKind, Result};

@@ -13,7 +13,7 @@ use super::interests::{
     Interest, InterestChange, InterestSender, Interests, MAX_INTERESTS, PeerInterests,
     collect_interests,
 };
-use super::protocol::{
+use super::node_protocol::{
     self, Frame, MAGIC, MAX_CONTROL_MESSAGE_LENGTH, MAX_FRAME_LENGTH, MAX_HANDSHAKE_FRAME_LENGTH,
     MAX_PROTOCOL_FRAME_LENGTH, VERSION,
 };
@@ -61,13 +61,13 @@ fn frames() -> Vec<Frame> {
 #[test]
 fn encoded_frame_is_decoded_and_truncated_one_refused() {
     for frame in frames() {
-        let mut body = protocol::encode(&frame);
-        assert_eq!(protocol::decode(&body), Ok(frame));
+        let mut body = node_protocol::encode(&frame);
+        assert_eq!(node_protocol::decode(&body), Ok(frame));
         for length in 0..body.len() {
-            assert!(protocol::decode(&body[..length]).is_err());
+            assert!(node_protocol::decode(&body[..length]).is_err());
         }
         body.push(0);
-        assert!(matches!(protocol::decode(&body), Err(CloseReason::Malformed(_))));
+        assert!(matches!(node_protocol::decode(&body), Err(CloseReason::Malformed(_))));
     }
 }
 
@@ -93,12 +93,12 @@ fn hello_of_another_protocol_or_version_is_refused() {
 #[test]
 fn too_long_frame_is_refused_by_its_length() {
     let longest = Frame::ControlMessage(vec![7; MAX_CONTROL_MESSAGE_LENGTH]);
-    let body = protocol::encode(&longest);
+    let body = node_protocol::encode(&longest);
     assert!(body.len() <= MAX_FRAME_LENGTH);
-    assert_eq!(protocol::decode(&body), Ok(longest));
+    assert_eq!(node_protocol::decode(&body), Ok(longest));
     let changes = vec![InterestChange::Removed("x".to_owned()); MAX_PROTOCOL_FRAME_LENGTH];
-    let body = protocol::encode(&Frame::Interests { number: 1, changes });
-    assert!(protocol::decode(&body).is_err());
+    let body = node_protocol::encode(&Frame::Interests { number: 1, changes });
+    assert!(node_protocol::decode(&body).is_err());
     for length in [0, MAX_HANDSHAKE_FRAME_LENGTH as u32 + 1, u32::MAX] {
         let mut receive_buffer = ReceiveBuffer::default();
         receive_buffer.add(&length.to_le_bytes());
@@ -148,7 +148,7 @@ proptest! {
         let mut session = fuzzing::valid_handshake();
         let mut interests = Vec::new();
         for frame in which.into_iter().map(|which| frames().remove(which)) {
-            let body = protocol::encode(&frame);
+            let body = node_protocol::encode(&frame);
             session.extend((body.len() as u32).to_le_bytes());
             session.extend(&body);
             interests.extend((body.len() as u16).to_le_bytes());
@@ -178,7 +178,7 @@ proptest! {
         let mut exchange = |interest_sender: &mut InterestSender, all: &Interests, most: usize| {
             for _ in 0..most {
                 let Some((number, changes)) = interest_sender.next(all) else { break };
-                let body = protocol::encode(&Frame::Interests { number, changes: changes.clone() });
+                let body = node_protocol::encode(&Frame::Interests { number, changes: changes.clone() });
                 assert!(body.len() <= MAX_PROTOCOL_FRAME_LENGTH);
                 peer_interests.apply(number, &changes).unwrap();
                 for change in changes {
@@ -243,7 +243,7 @@ fn loans_are_not_sent_to_other_nodes() {
     let (number, changes) = interest_sender.next(&collect_interests([of(7)]).unwrap()).unwrap();
     let frame = Frame::Interests { number, changes };
     let usual = Frame::Interests { number, changes: vec![InterestChange::Set(interest("a"))] };
-    assert_eq!(protocol::encode(&frame), protocol::encode(&usual));
+    assert_eq!(node_protocol::encode(&frame), node_protocol::encode(&usual));
     let Frame::Interests { changes, .. } = frame else { panic!("not interests") };
     peer_interests.apply(number, &changes).unwrap();
     // A topic created again with other loans is no change for other nodes.

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use crate::ids::NodeId;
 use crate::network_options::NetworkOptions;
-use crate::peers::event::PeerEvent;
 use crate::peers::identity::SessionId;
 use crate::peers::interests::{Interest, InterestChange, Interests, collect_interests};
 use crate::peers::mesh::{Action, Mesh};
+use crate::peers::peer_event::PeerEvent;
 use crate::peers::{ConnectionId, Hello, Limits, ServiceInstance, SplitMix64, Timing};
 
 /// Configuration of a host.
