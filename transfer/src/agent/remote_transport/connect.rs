@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::direct_access::{DirectKeys, Verdicts};
+use super::device_verdicts::{DirectKeys, Verdicts};
 use super::remote_sessions::LostHalf;
 use super::{CONNECT, JOIN, Link, LinkState, RemoteTransport, RouteLane};
 use crate::agent::AgentCard;

@@ -1,7 +1,7 @@
 //! Peers that are reached by rails: requests to the rails, and their events.
 
 mod connect;
-mod direct_access;
+mod device_verdicts;
 mod remote_sessions;
 mod route_lane;
 
@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use fabric::{Caps, Offer};
 
-use self::direct_access::{DirectRequests, Verdicts};
+use self::device_verdicts::{DirectRequests, Verdicts};
 use self::remote_sessions::{LostHalf, RemoteSessions};
 use self::route_lane::stripe_blocks;
 use super::card::{AgentCard, FabricAddress};
@@ -30,7 +30,7 @@ use crate::rail::{
 };
 
 pub(super) use connect::LinkCounts;
-pub(super) use direct_access::{DirectAccess, DirectKeys};
+pub(super) use device_verdicts::{DirectAccess, DirectKeys};
 
 #[cfg(test)]
 mod tests;
