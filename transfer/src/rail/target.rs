@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fabric::{Address, MemoryRegion};
 
-use self::probes::{DirectAccess, Probes};
+use self::probes::{AccessRequest, Probes};
 use super::io::RailIo;
 use super::message::Message;
 use super::release_worker::ReleaseWorker;
@@ -199,7 +199,7 @@ impl TargetRole {
             Message::RequestFill(chunk) => self.run_staging_job(io, session, chunk, false),
             Message::KeepPolling => self.polls_until = Instant::now() + POLLING_TIME,
             Message::RequestDirect { request, region, ticket, from, probes } => {
-                let wanted = DirectAccess::new(request, (region, ticket), from, probes);
+                let wanted = AccessRequest::new(request, (region, ticket), from, probes);
                 self.request_direct(io, session, wanted);
             }
             Message::ProbeWritten { probe, step } => self.probe_written(io, session, probe, step),

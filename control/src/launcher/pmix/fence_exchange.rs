@@ -41,7 +41,7 @@ pub(super) fn gather(
     let step = Arc::new(Step::new(PUBLISH));
     let call = {
         let (job, own, step) = (Arc::clone(job), own.to_vec(), Arc::clone(&step));
-        move || Exchange { job: &job, number, deadline, timeout, step: &step }.run(own)
+        move || FenceExchange { job: &job, number, deadline, timeout, step: &step }.run(own)
     };
     match worker::run(deadline + GRACE, call) {
         Ok(Some(Ok(gathered))) => Ok(gathered),
@@ -86,7 +86,7 @@ fn unanswered(job: &Job, step: u32, timeout: Duration) -> Error {
     fail(detail).of_ranks(absent)
 }
 
-struct Exchange<'a> {
+struct FenceExchange<'a> {
     job: &'a Job,
     number: u64,
     deadline: Instant,
@@ -94,7 +94,7 @@ struct Exchange<'a> {
     step: &'a Step,
 }
 
-impl Exchange<'_> {
+impl FenceExchange<'_> {
     fn run(&self, own: Vec<u8>) -> std::result::Result<Vec<Vec<u8>>, Ended> {
         let library = &self.job.library;
         let key = CString::new(format!("fabricast.{}", self.number)).unwrap_or_default();

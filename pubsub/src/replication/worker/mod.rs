@@ -17,7 +17,7 @@ use fabric::{Offer, Policy};
 use transfer::path::DeviceFabric;
 
 pub use doorbell::Announcer;
-use doorbell::Doorbell;
+use doorbell::WorkerDoorbell;
 use endpoint::WorkerEndpoint;
 pub(crate) use endpoint::choose_provider;
 use endpoint::{RingEnds, RingExtent};
@@ -246,7 +246,7 @@ pub struct InboundTopicOptions {
 #[derive(Debug)]
 pub struct Worker {
     commands: Sender<Command>,
-    doorbell: Arc<Doorbell>,
+    doorbell: Arc<WorkerDoorbell>,
     events: Receiver<WorkerEvent>,
     bell: Arc<WakeFd>,
     finished: Receiver<()>,
@@ -279,7 +279,7 @@ impl Worker {
         let (sender, events) = unbounded();
         let reported = WorkerEvents { sender: Some(sender), bell: Arc::clone(&bell) };
         let (finish, finished) = bounded::<()>(1);
-        let doorbell = Arc::new(Doorbell::new(endpoint.waker()));
+        let doorbell = Arc::new(WorkerDoorbell::new(endpoint.waker()));
         let mut worker_loop =
             WorkerLoop::new(options, endpoint, ordered, reported, Arc::clone(&doorbell));
         let thread = threads::spawn("fabricast-repl", move || {

@@ -77,12 +77,12 @@ pub(in crate::agent) enum DirectAccess {
 
 /// Requests that a caller waits for.
 #[derive(Debug, Default)]
-pub(super) struct DirectRequests {
+pub(super) struct AwaitedRequests {
     region: u64,
     outcomes: BTreeMap<u32, Option<DirectOutcome>>,
 }
 
-impl DirectRequests {
+impl AwaitedRequests {
     pub(super) fn answered(&mut self, link: u32, region: u64, outcome: DirectOutcome) {
         // No caller may be waiting for it any more.
         if region == self.region
@@ -181,7 +181,7 @@ impl RemoteTransport {
         // Staging the regions needs time, too.
         let most = remaining(end) / 2;
         let until = now + ANSWER_TIMEOUT.min(most);
-        self.direct_requests = DirectRequests { region: region.0, outcomes: BTreeMap::new() };
+        self.direct_requests = AwaitedRequests { region: region.0, outcomes: BTreeMap::new() };
         for number in self.links_to(peer).to_vec() {
             let is_open = |link: &&Link| link.is_up() && link.regions.get(&region.0) == Some(&true);
             let Some(link) = self.links.get(&number).filter(is_open) else { continue };

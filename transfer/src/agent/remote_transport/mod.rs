@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use fabric::{Caps, Offer};
 
-use self::device_verdicts::{DirectRequests, Verdicts};
+use self::device_verdicts::{AwaitedRequests, Verdicts};
 use self::remote_sessions::{LostHalf, RemoteSessions};
 use self::route_lane::stripe_blocks;
 use super::card::{AgentCard, FabricAddress};
@@ -124,7 +124,7 @@ pub(super) struct RemoteTransport {
     opening_region: (u64, u64),
     /// The answers by link, while a caller waits for them.
     open_results: BTreeMap<u32, Option<Result<()>>>,
-    direct_requests: DirectRequests,
+    direct_requests: AwaitedRequests,
     in_flight: HashMap<Token, RemoteOperation>,
     /// Completed operations that the agent has not taken.
     done: VecDeque<(OperationContext, Result<()>)>,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::Receiver;
 
-use super::doorbell::{Announcement, Doorbell};
+use super::doorbell::{Announcement, WorkerDoorbell};
 use super::endpoint::{RenewalReason, WorkerEndpoint};
 use super::ready_queue::ReadyQueue;
 use super::topics::table::{TopicSlot, TopicTable, WorkerTopicKey};
@@ -36,7 +36,7 @@ pub(super) struct WorkerLoop {
     endpoint: WorkerEndpoint,
     commands: Receiver<Command>,
     events: WorkerEvents,
-    doorbell: Arc<Doorbell>,
+    doorbell: Arc<WorkerDoorbell>,
     topics: TopicTable,
     ready_queue: ReadyQueue,
     announced: Vec<Announcement>,
@@ -75,7 +75,7 @@ impl WorkerLoop {
         endpoint: WorkerEndpoint,
         commands: Receiver<Command>,
         events: WorkerEvents,
-        doorbell: Arc<Doorbell>,
+        doorbell: Arc<WorkerDoorbell>,
     ) -> Self {
         let start = Instant::now();
         let now = read_clock(start);

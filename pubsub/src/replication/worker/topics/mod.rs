@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::replication::inbound::Inbound;
 use crate::replication::outbound::{Outbound, RingForm};
 use crate::replication::probe::RingProbe;
-use crate::replication::transport::{CopyHandle, DeviceAccess, Transport};
+use crate::replication::transport::{CopyHandle, RingDeviceAccess, Transport};
 use crate::replication::{
     ClockReading, ConnectionMessage, OutboundOptions, PayloadLocation, Progress, Sink, Source,
     TurnFailure,
@@ -190,18 +190,18 @@ impl OutboundTopic {
 pub(super) type DirectRing = (RingEnds, RingExtent, Vec<MemoryRegion>);
 
 /// A ring that is offered, and its memory as the topic's device reaches it.
-pub(super) struct RingMemory {
+pub(super) struct InboundRingMemory {
     id: ReceiverId,
-    device_access: Option<DeviceAccess>,
+    device_access: Option<RingDeviceAccess>,
     direct: Option<DirectRing>,
     /// Why a ring of a topic on a device lies in host memory.
     staged: Option<String>,
 }
 
-impl RingMemory {
+impl InboundRingMemory {
     pub(super) fn in_host(
         id: ReceiverId,
-        device_access: Option<DeviceAccess>,
+        device_access: Option<RingDeviceAccess>,
         staged: Option<String>,
     ) -> Self {
         Self { id, device_access, direct: None, staged }
@@ -209,7 +209,7 @@ impl RingMemory {
 
     pub(super) fn on_device(
         id: ReceiverId,
-        device_access: DeviceAccess,
+        device_access: RingDeviceAccess,
         direct: DirectRing,
     ) -> Self {
         Self { id, device_access: Some(device_access), direct: Some(direct), staged: None }
@@ -222,7 +222,7 @@ impl RingMemory {
 
 /// The ring of an inbound topic.
 struct InboundRing {
-    memory: RingMemory,
+    memory: InboundRingMemory,
     request: ConnectRequest,
     since: u64,
     /// Messages of the topic that arrived before it.
@@ -254,7 +254,7 @@ pub(super) struct InboundTopic {
     /// A request to be answered once the last connection is drained.
     request: Option<ConnectRequest>,
     /// Memory that copies of a closed ring may still read.
-    previous_access: Option<DeviceAccess>,
+    previous_access: Option<RingDeviceAccess>,
     /// The topic released chunks, and the writer may not have the credit.
     has_unacknowledged: bool,
     /// Restarts without effect since its connection stalled.
@@ -319,7 +319,7 @@ impl InboundTopic {
 
     /// Takes the ring, to be closed.
     pub(super) fn disconnect(&mut self) -> Option<ReceiverId> {
-        let RingMemory { id, device_access, .. } = self.ring.take()?.memory;
+        let InboundRingMemory { id, device_access, .. } = self.ring.take()?.memory;
         self.inbound.disconnect();
         self.previous_access = device_access;
         Some(id)
@@ -330,8 +330,8 @@ impl InboundTopic {
         if !self.inbound.take_passed_probe() {
             return None;
         }
-        let RingMemory { device_access, direct, .. } = &mut self.ring.as_mut()?.memory;
-        device_access.iter_mut().for_each(DeviceAccess::end_probe);
+        let InboundRingMemory { device_access, direct, .. } = &mut self.ring.as_mut()?.memory;
+        device_access.iter_mut().for_each(RingDeviceAccess::end_probe);
         direct.as_ref().map(|(ends, extent, _)| (*ends, *extent))
     }
 
@@ -377,7 +377,7 @@ impl InboundTopic {
     /// A ring was offered now.
     pub(super) fn set_ring(
         &mut self,
-        memory: RingMemory,
+        memory: InboundRingMemory,
         probe: Option<RingProbe>,
         request: ConnectRequest,
         now: u64,
