@@ -119,7 +119,7 @@ impl Subscriber {
 }
 
 impl Sample {
-    /// Tells if the message is written. A message that was [published on a
+    /// Tells whether the message is written. A message that was [published on a
     /// stream](crate::Loan::publish_on) may be [pulled on one](crate::Subscriber::pull_on). Call
     /// this after the latter stream has read it, to know whether the data was valid.
     ///

@@ -1,8 +1,8 @@
 //! Device memory that a fabric accesses itself, for agents and for topics.
 //!
 //! `registration_policy` decides by facts whether memory is registered at all, and `registration`
-//! does it. A probe of its user tries if transfers with it are right, with bytes of a [`Pattern`].
-//! `written_devices` are those whose writes are flushed.
+//! does it. A probe of its user tries whether transfers with it are right, with bytes of a
+//! [`Pattern`]. `written_devices` are those whose writes are flushed.
 
 mod pattern;
 pub(crate) mod registration;

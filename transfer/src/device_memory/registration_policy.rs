@@ -1,4 +1,4 @@
-//! Decides if device memory is registered with a fabric: a pure function of facts.
+//! Decides whether device memory is registered with a fabric: a pure function of facts.
 
 use gpu::{Allocator, DeviceName, GpuDirect};
 

@@ -9,7 +9,7 @@
 //! Rings in message mode need polling besides the queue. The thread polls without pauses while
 //! messages move, and then in intervals that grow to 10 ms.
 //!
-//! The thread also checks if the TCP connection has ended.
+//! The thread also checks whether the TCP connection has ended.
 
 use std::io::{ErrorKind as IoKind, Read};
 use std::net::{SocketAddr, TcpStream};

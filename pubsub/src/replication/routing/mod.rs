@@ -142,7 +142,7 @@ impl Routing {
         interests
     }
 
-    /// Sets if anything can be sent.
+    /// Sets whether anything can be sent.
     pub(super) fn set_can_send(&mut self, can_send: bool) {
         self.plan.set_can_send(can_send);
     }

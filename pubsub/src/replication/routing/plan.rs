@@ -158,7 +158,7 @@ impl RoutingPlan {
         })
     }
 
-    /// Sets if nothing can be sent to a node because the providers differ.
+    /// Sets whether nothing can be sent to a node because the providers differ.
     pub(super) fn set_incompatible(&mut self, node: NodeId, is_incompatible: bool) {
         if let Some(remote) = self.nodes.get_mut(&node) {
             remote.is_incompatible = is_incompatible;

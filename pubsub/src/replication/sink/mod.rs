@@ -25,7 +25,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 const NO: u64 = 0;
 const WAITS: u64 = u64::MAX;
 
-/// Tells the service if messages of another node wait for capacity; set by a sink.
+/// Tells the service whether messages of another node wait for capacity; set by a sink.
 #[derive(Debug)]
 pub(crate) struct RoomWait {
     began: Instant,
@@ -74,8 +74,8 @@ pub(super) struct TopicSink {
     /// Blocks of messages that began, with their offsets in the pool.
     begun: VecDeque<(Block, u64)>,
     start: ReplicationStart,
-    /// Tells the service if a message waits for capacity: then a subscriber that holds samples too
-    /// long blocks it.
+    /// Tells the service whether a message waits for capacity: then a subscriber that holds samples
+    /// too long blocks it.
     room_wait: Arc<RoomWait>,
     /// Time of the last report.
     last_reported: Option<Instant>,

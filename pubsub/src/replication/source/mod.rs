@@ -90,7 +90,7 @@ impl TopicSource {
         self.topic.release_in(&caller, at, position, self.pool.control());
     }
 
-    /// Tells if a message is written. An invalid entry is detected later.
+    /// Tells whether a message is written. An invalid entry is detected later.
     fn readiness(&self, entry: &Entry) -> Readiness {
         let Some(sync_point) = entry.sync_point else { return Readiness::Ready };
         let found = self.pool.control().readiness(entry.block, sync_point);

@@ -71,7 +71,7 @@ pub struct WorkerOptions {
     pub spin: Duration,
     /// Timeout for a device's copy, and for a node's answer.
     pub timeout: Duration,
-    /// States if rings may lie in device memory.
+    /// Permission for rings to lie in device memory.
     pub device_fabric: DeviceFabric,
     /// An offer to be used instead of one of [`policy`](Self::policy).
     pub offer: Option<Offer>,

@@ -57,7 +57,7 @@ enum LinkState {
         began: Instant,
         until: Instant,
         next_hello: Instant,
-        /// Tells, once probed, if anything listens at the peer's address.
+        /// Tells, once probed, whether anything listens at the peer's address.
         tcp_probe: TcpProbe,
     },
     /// Connected; regions of an earlier session are being opened again.
