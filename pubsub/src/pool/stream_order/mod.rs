@@ -1,7 +1,7 @@
 //! Messages in stream order, as one process sees them: which streams of this process write which
 //! message, and what is polled for them. `sync_words` is what all processes see.
 //!
-//! Publishing is in `publisher::stream_order`, pulling and releasing in `subscriber::stream_order`.
+//! Publishing is in `publisher::stream_writes`, pulling and releasing in `subscriber::stream_reads`.
 
 pub(super) mod sync_words;
 
