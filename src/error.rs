@@ -101,8 +101,8 @@ impl fmt::Display for Error {
     }
 }
 
-/// As `Display`, since a program whose `main` returns the error prints this; `{:#?}` prints all
-/// details.
+/// Writes the same text as `Display`, since a program whose `main` returns the error prints this;
+/// `{:#?}` prints all details.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if f.alternate() { fmt::Debug::fmt(self.inner(), f) } else { fmt::Display::fmt(self, f) }

@@ -1,7 +1,7 @@
 //! Fabricast moves GPU and host memory between processes and machines over the fabrics
 //! of the machine, and lets any number of subscribers read one copy of a message.
 //!
-//! It is a workspace of crates, each usable by itself. This crate re-exports them and adds
+//! Fabricast is a workspace of crates, each usable by itself. This crate re-exports them and adds
 //! the command `fabricast`:
 //!
 //! - [`fabric`]: safe libfabric. Every provider (`verbs`, `tcp`, `shm`, …) is

@@ -18,7 +18,7 @@ use testkit::temp_dir::TempDir;
 
 /// Upper bound of its time.
 const LIMIT: Duration = Duration::from_secs(50);
-/// Its processes: two nodes, three publishers, eight subscribers.
+/// Number of processes: two nodes, three publishers, eight subscribers.
 const PROCESSES: usize = 13;
 /// Only a failing test waits so long.
 const ENDING: Duration = Duration::from_secs(60);

@@ -294,7 +294,7 @@ fn paths_of_a_fabric_are_explained() {
     assert_eq!(fail(&["--fabric", tcp()]).0, Some(2), "without a peer");
 }
 
-/// As between containers without a common directory: the socket is missing.
+/// The socket is missing, as between containers without a common directory.
 #[test]
 fn agent_without_visible_socket_is_reached_by_the_fabric() {
     let mut other = AgentProcess::start_with(Some(tcp()));

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::cores::core_pair;
+use super::core_pair::core_pair;
 use super::report::{Common, Metrics, Report};
 use crate::exchange::plan::{
     Exchange, FabricExchange, Mode, OfferQuery, Operation, Plan, ThreadingMode, Wait, name_of,

@@ -1,11 +1,11 @@
 //! `fabricast-bench`: benchmarks with verified data. `fabricast bench` starts it.
 //!
 //! Modules, each importing only those before it: `worker`, `process`, `progress`, `temp_dir`,
-//! `worker_group`, `cores`, `report`, `local_offers`, `random_pattern`, `exchange`, `alloc`,
+//! `worker_group`, `core_pair`, `report`, `local_offers`, `random_pattern`, `exchange`, `alloc`,
 //! `queue`, `share`, `transfer`, `topic`, `fabric`, `ring`, `zero`.
 
 mod alloc;
-mod cores;
+mod core_pair;
 mod exchange;
 mod fabric;
 mod local_offers;

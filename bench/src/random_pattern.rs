@@ -19,11 +19,11 @@ const STEP: usize = 8;
 /// The parameters of a message's content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Content {
-    /// Its run.
+    /// The message's run.
     pub(crate) run: u64,
-    /// Its number in the run.
+    /// Number of the message in the run.
     pub(crate) number: u64,
-    /// Its length, with the header.
+    /// Length of the message, with the header.
     pub(crate) length: u64,
 }
 
@@ -57,9 +57,9 @@ impl Content {
 /// A fault of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// It has another header.
+    /// The header differs.
     Header,
-    /// It has other bytes in this part.
+    /// The bytes of this part differ.
     Corrupted {
         /// Offset of the part.
         at: u64,

@@ -3,7 +3,7 @@
 use fabric::ring::NotifyMode;
 use serde::Serialize;
 
-use super::cores::core_pair;
+use super::core_pair::core_pair;
 use super::progress::Progress;
 use super::report::{Common, Metrics, Report, rounded};
 use crate::exchange::plan::{Exchange, Mode, OfferQuery, Plan, Wait, name_of};

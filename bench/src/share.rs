@@ -10,7 +10,7 @@ use transfer::{
     Admission, Opener, ShareClient, ShareService, SharedBuffer as SharedMemory, Tensor,
 };
 
-use super::cores::core_pair;
+use super::core_pair::core_pair;
 use super::report::{Common, Metrics, Report, median};
 use super::worker_group::{SharedSegment, Task, WorkerGroup, WorkerResult};
 use command::exit::Failure;

@@ -1,7 +1,7 @@
 //! The temporary directory of a measurement, in which its processes share sockets and files.
 //!
-//! It is removed when the measurement ends, and by a thread that waits for signals when a signal
-//! ends the process.
+//! The directory is removed when the measurement ends, and by a thread that waits for signals when
+//! a signal ends the process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ impl TempDir {
         Ok(Self(directory))
     }
 
-    /// Its path.
+    /// The directory's path.
     #[must_use]
     pub(crate) fn path(&self) -> &Path {
         self.0.path()

@@ -93,7 +93,7 @@ impl Worker {
         self.child.id()
     }
 
-    /// Its standard input and output, if these are pipes.
+    /// The worker's standard input and output, if these are pipes.
     pub(crate) fn pipes(&mut self) -> Option<(ChildStdin, ChildStdout)> {
         self.child.stdin.take().zip(self.child.stdout.take())
     }
@@ -132,7 +132,7 @@ impl Worker {
     /// Waits until it has exited by itself.
     ///
     /// # Errors
-    /// It failed, or has not ended in time.
+    /// The worker failed, or has not ended in time.
     pub(crate) fn finish(mut self) -> Result<(), Failure> {
         match self.wait(EXIT_TIMEOUT) {
             Some(status) if status.success() => Ok(()),

@@ -131,7 +131,7 @@ pub(crate) fn find<T: DeserializeOwned>(
     found.map(Some).map_err(|error| Failure::failed(format!("{name}: {error}")))
 }
 
-/// As [`find`], but the file must exist.
+/// Like [`find`], but the file must exist.
 pub(crate) fn take<T: DeserializeOwned>(directory: &Path, name: &str) -> Result<T, Failure> {
     find(directory, name)?.ok_or_else(|| Failure::failed(format!("file {name} is missing")))
 }
@@ -186,7 +186,7 @@ impl SharedSegment {
         self.part_from(0)
     }
 
-    /// As [`Self::part`], without the first words.
+    /// Like [`Self::part`], without the first words.
     pub(crate) fn part_from(&self, words: usize) -> Result<WordRange<MappedWords>, Failure> {
         let first = Self::FIRST + words;
         let count = self.words.count().saturating_sub(first);
@@ -319,7 +319,7 @@ impl WorkerGroup {
         self.results_ending_with(0, |_| Ok(()))
     }
 
-    /// As [`Self::results`], where the first workers end only after the others: `end` ends them.
+    /// Like [`Self::results`], where the first workers end only after the others: `end` ends them.
     pub(crate) fn results_ending_with<D: DeserializeOwned>(
         &mut self,
         first: usize,

@@ -124,7 +124,7 @@ fn next_benchmark_removes_what_a_killed_one_left() {
     assert_eq!(second.left().len(), 0);
 }
 
-/// As by nohup, or in background jobs of a script.
+/// Signals are ignored under nohup, and in background jobs of a script.
 #[test]
 fn ignored_signal_stays_ignored() {
     let _lock = lock_measurements();

@@ -29,7 +29,7 @@ fn cause(message: &str) -> String {
     parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
-/// As [`read`], of these words.
+/// Like [`read`], of these words.
 ///
 /// # Errors
 /// They are invalid.

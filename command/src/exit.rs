@@ -53,9 +53,9 @@ pub enum Exit {
     Denied = 9,
     /// Another process serves the node.
     AlreadyServed = 10,
-    /// As in shells: 128 and SIGPIPE.
+    /// 128 and SIGPIPE, like in shells.
     OutputClosed = 141,
-    /// As in shells: 128 and SIGINT.
+    /// 128 and SIGINT, like in shells.
     Interrupted = 130,
 }
 

@@ -99,7 +99,7 @@ impl Histogram {
         (!self.0.is_empty()).then(|| self.0.value_at_quantile(quantile))
     }
 
-    /// As [`Self::quantile`], of samples in nanoseconds.
+    /// Like [`Self::quantile`], of samples in nanoseconds.
     #[must_use]
     pub fn microseconds(&self, quantile: f64) -> Option<f64> {
         self.quantile(quantile).map(|nanoseconds| nanoseconds as f64 / 1000.0)

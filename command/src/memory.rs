@@ -20,7 +20,7 @@ pub fn available() -> Option<AvailableMemory> {
     available_below(Path::new("/"))
 }
 
-/// As [`available`], for a system whose files are below this directory.
+/// Like [`available`], for a system whose files are below this directory.
 fn available_below(root: &Path) -> Option<AvailableMemory> {
     let text = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
     let of_host = kibibytes(&text("proc/meminfo"), "MemAvailable:");

@@ -22,7 +22,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "too large".to_owned())
 }
 
-/// As [`parse`], but at least 1.
+/// Like [`parse`], but at least 1.
 pub fn parse_positive(text: &str) -> Result<u64, String> {
     match parse(text)? {
         0 => Err("has to be at least 1".to_owned()),

@@ -44,7 +44,7 @@ impl TempDir {
     /// processes of this user left there.
     ///
     /// # Errors
-    /// It cannot be created.
+    /// The directory cannot be created.
     pub fn create(program: Program) -> Result<Self> {
         Self::create_in(&std::env::temp_dir(), program)
     }
@@ -65,7 +65,7 @@ impl TempDir {
         Err(Failure::failed(last))
     }
 
-    /// Its path.
+    /// The directory's path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

@@ -77,7 +77,7 @@ pub fn table(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// As [`table`], with a head; empty if there are no rows.
+/// Like [`table`], with a head; empty if there are no rows.
 pub fn table_of<const N: usize>(
     head: [&str; N],
     rows: impl Iterator<Item = [String; N]>,

@@ -99,8 +99,8 @@ macro_rules! define {
             }
         }
 
-        /// The same text as `Display`, because a program whose `main` returns the error shows
-        /// this form; with `{:#?}`, all fields.
+        /// Writes the same text as `Display`, because a program whose `main` returns the error
+        /// shows this form; with `{:#?}`, all fields.
         impl ::std::fmt::Debug for Error {
             fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
                 match f.alternate() {

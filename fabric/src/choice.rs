@@ -62,7 +62,7 @@ impl Requirements {
         }
     }
 
-    /// The same requirements, for payload in this kind of memory.
+    /// Requires support for payload in this kind of memory.
     #[must_use]
     pub fn memory(mut self, memory: MemoryKind) -> Self {
         self.memory = memory;
@@ -133,7 +133,7 @@ impl Policy {
 }
 
 impl fmt::Display for Policy {
-    /// As it is parsed.
+    /// Writes the policy in the form that is parsed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lists = [("", &self.prefer), ("=", &self.require), ("^", &self.deny)];
         let items =

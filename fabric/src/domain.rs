@@ -156,12 +156,12 @@ impl Domain {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// As [`Error::check`], with the provider's name.
+    /// Like [`Error::check`], with the provider's name.
     pub(crate) fn check(&self, operation: &'static str, code: i32) -> Result<()> {
         self.0.fabric.check(operation, code)
     }
 
-    /// As [`Error::new`], with the provider's name.
+    /// Like [`Error::new`], with the provider's name.
     pub(crate) fn error(
         &self,
         kind: ErrorKind,

@@ -23,12 +23,12 @@ impl Fabric {
         Self(Arc::new(FabricInner { handle, provider }))
     }
 
-    /// As [`Error::check`], with the provider's name.
+    /// Like [`Error::check`], with the provider's name.
     pub(crate) fn check(&self, operation: &'static str, code: i32) -> Result<()> {
         Error::check(operation, code).map(drop).map_err(|e| e.with_provider(&self.0.provider))
     }
 
-    /// As [`Error::new`], with the provider's name.
+    /// Like [`Error::new`], with the provider's name.
     pub(crate) fn error(
         &self,
         kind: ErrorKind,

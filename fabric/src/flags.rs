@@ -110,7 +110,7 @@ impl MrMode {
         .union(Self::HMEM)
         .union(Self::COLLECTIVE);
 
-    /// The same requirements without the deprecated bits.
+    /// Removes the deprecated bits.
     ///
     /// ```
     /// use fabric::MrMode;

@@ -45,7 +45,7 @@ use crate::{Error, ErrorKind, MemoryKind, Result};
 ///
 /// # Safety
 /// From the first call until the value is dropped, `as_ptr` and `len` must name the same range.
-/// It must be valid for reads and writes by devices, peers and C code (a device pointer for
+/// The range must be valid for reads and writes by devices, peers and C code (a device pointer for
 /// device memory), and no Rust reference to its bytes may exist.
 pub unsafe trait Memory: Send + Sync + 'static {
     /// First byte.

@@ -218,7 +218,7 @@ impl Offer {
         }
     }
 
-    /// The same with an emulated provider.
+    /// Replaces the provider by an emulated one.
     #[cfg(feature = "fault-injection")]
     pub(crate) fn emulated_by(mut self, opener: FabricOpener) -> Self {
         self.emulated = Some(opener);

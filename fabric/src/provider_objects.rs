@@ -41,7 +41,7 @@ pub(crate) use {object, table};
 /// The common prefix of `struct fi_mr_attr` in all versions.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct RegistrationAttributes {
+struct AttributesPrefix {
     vector: *const sys::iovec,
     count: usize,
     access: u64,
@@ -71,10 +71,10 @@ impl RegistrationRequest {
     pub(crate) unsafe fn read(request: *const sys::fi_mr_attr) -> Option<Self> {
         // SAFETY: by contract; the attributes begin with this prefix, and the vector has this length.
         let (request, vector) = unsafe {
-            let request = *request.cast::<RegistrationAttributes>();
+            let request = *request.cast::<AttributesPrefix>();
             (request, std::slice::from_raw_parts(request.vector, request.count))
         };
-        let RegistrationAttributes { access, requested_key: key, interface, .. } = request;
+        let AttributesPrefix { access, requested_key: key, interface, .. } = request;
         let [buffer] = vector else { return None };
         let (base, length) = (buffer.iov_base.expose_provenance(), buffer.iov_len);
         Some(Self { base, length, access, key, interface })

@@ -8,7 +8,7 @@
  *     library that never change;
  *   - features of newer headers (dma-buf), which return -FI_ENOSYS if the
  *     build's headers lack them.
- * It calls nothing through an operation table: it passes the filled structures
+ * Nothing is called through an operation table: the filled structures are passed
  * to a function argument, which checks that the object has the entry.
  */
 #ifndef FABRICAST_SHIM_H

@@ -95,7 +95,7 @@ fn bytes_of(message: u64, length: usize) -> Vec<u8> {
     (0..length).map(at).collect()
 }
 
-/// The same memory, registered with each lane, one byte longer than the message.
+/// Registers a message with each lane, in memory that is one byte longer.
 fn registered(port: &Port, bytes: Vec<u8>) -> Vec<MemoryRegion> {
     let mut bytes = bytes;
     bytes.push(0);

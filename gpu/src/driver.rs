@@ -92,7 +92,8 @@ pub(crate) trait DeviceDriver: Debug + Send + Sync {
     /// A stream of another library, by the driver's handle.
     ///
     /// # Safety
-    /// It belongs to this device or to one of its contexts, and outlives the returned object.
+    /// The stream belongs to this device or to one of its contexts, and outlives the returned
+    /// object.
     unsafe fn adopt_stream(&self, handle: u64) -> Result<Box<dyn StreamDriver>>;
     fn event(&self) -> Result<Arc<dyn EventDriver>>;
     fn is_event_done(&self, event: &dyn EventDriver) -> Result<bool> {

@@ -20,7 +20,7 @@ pub struct LegacyHandle {
     pub bytes: [u8; 64],
     /// The offset of the memory in the allocation, in bytes.
     pub offset: u64,
-    /// Its length in bytes.
+    /// Length of the memory in bytes.
     pub length: u64,
 }
 

@@ -8,8 +8,8 @@
 //! [Shared memory](Device::allocate_shared) is exported as a file descriptor, works in any
 //! namespace, and outlives the process that allocated it. It is [imported](Importer) piece by
 //! piece, and can grow without moving. Memory of other libraries is [adopted](Device::adopt).
-//! It is exported as its allocator allows: in pieces, as file descriptors, or by [legacy
-//! handle](Memory::export_legacy).
+//! Adopted memory is exported as its allocator allows: in pieces, as file descriptors, or by
+//! [legacy handle](Memory::export_legacy).
 //!
 //! There are no silent fallbacks: a copy between devices that have no access to each other is
 //! refused, where a driver would stage it through the host.

@@ -169,7 +169,7 @@ impl Memory {
         Self::new(device, Some(device.name()), address, length, kind)
     }
 
-    /// Its address in this process.
+    /// Address of the memory in this process.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.0.address
@@ -443,13 +443,13 @@ impl Slice {
         &self.memory
     }
 
-    /// Its address in this process.
+    /// Address of the slice in this process.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.memory.address() + self.offset
     }
 
-    /// Its offset in its memory.
+    /// Offset of the slice in its memory.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.offset
@@ -516,7 +516,7 @@ impl Device {
         Ok(Memory::of_address_range(self, self.name(), address_range, (0, length)))
     }
 
-    /// The same in pieces of these lengths, to match the pieces of other libraries.
+    /// Allocates shared memory in pieces of these lengths, to match the pieces of other libraries.
     ///
     /// # Errors
     /// As for [one piece](Self::allocate_shared).

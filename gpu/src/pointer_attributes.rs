@@ -10,7 +10,7 @@ pub enum Allocator {
     /// Physical memory that was created, then mapped: exported by a file descriptor, if it was
     /// created with that handle type.
     Mapped {
-        /// Whether it can be exported as a file descriptor.
+        /// True if it can be exported as a file descriptor.
         exportable: bool,
     },
     /// A stream-ordered pool: not exportable.

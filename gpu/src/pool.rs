@@ -122,7 +122,7 @@ impl Pool {
     /// [`adopt_stream`](Device::adopt_stream). The address is a multiple of 512.
     ///
     /// # Safety
-    /// It is a stream of the device now.
+    /// `stream` is a stream of the device now.
     ///
     /// # Errors
     /// [`OutOfMemory`](ErrorKind::OutOfMemory) or [`OverBudget`](ErrorKind::OverBudget), also after

@@ -46,14 +46,14 @@ impl fmt::Display for PciAddress {
 /// How a device's memory can be exported from its process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HandleTypes {
-    /// As a file descriptor: memory that was allocated as shareable.
+    /// By a file descriptor: memory that was allocated as shareable.
     pub file_descriptor: bool,
-    /// As 64 bytes: `cuMemAlloc` memory.
+    /// By 64 bytes: `cuMemAlloc` memory.
     pub legacy: bool,
-    /// As a fabric handle, to another machine of the same NVLink domain: memory that was allocated as
-    /// shareable, if this process may create such handles (a channel of IMEX).
+    /// By a fabric handle, to another machine of the same NVLink domain: memory that was allocated
+    /// as shareable, if this process may create such handles (a channel of IMEX).
     pub fabric: bool,
-    /// As a dma-buf, for network cards.
+    /// By a dma-buf, for network cards.
     pub dma_buf: bool,
 }
 
@@ -111,13 +111,13 @@ impl GpuDirect {
 pub struct Properties {
     /// The product name.
     pub product: String,
-    /// Its UUID, valid on the whole machine.
+    /// The device's UUID, valid on the whole machine.
     pub uuid: Uuid,
-    /// Its PCI position; None for an emulated device.
+    /// The device's PCI position; None for an emulated device.
     pub pci: Option<PciAddress>,
-    /// Its NUMA node, if the system knows it.
+    /// The device's NUMA node, if the system knows it.
     pub numa_node: Option<u32>,
-    /// Its total memory, in bytes.
+    /// The device's total memory, in bytes.
     pub total_memory: u64,
     /// Shareable memory comes in multiples of this, in bytes.
     pub granularity: u64,
@@ -142,7 +142,7 @@ pub enum PeerAccess {
     Same,
     /// Directly: by NVLink or PCIe.
     Direct {
-        /// Whether atomic operations work over the link, as with NVLink.
+        /// True if atomic operations work over the link, as with NVLink.
         atomics: bool,
     },
     /// No direct access: every byte would pass through the host.

@@ -525,7 +525,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): an operation may still be in flight.
-    /// Its memory is never freed, as if the stream had been dropped.
+    /// The operation's memory is never freed, as if the stream had been dropped.
     /// [`DeviceFailed`](ErrorKind::DeviceFailed): no operation is in flight any more, and
     /// unfinished ones are never done.
     pub fn close(mut self, timeout: Duration) -> Result<()> {
@@ -645,7 +645,7 @@ impl Device {
     /// device, for anything but 0.
     ///
     /// # Safety
-    /// It is a stream of this device's primary context until everything made from it is
+    /// The handle is a stream of this device's primary context until everything made from it is
     /// dropped, and no thread captures it during that time.
     pub unsafe fn adopt_stream(&self, handle: u64) -> Result<Stream> {
         // SAFETY: the caller's promise.

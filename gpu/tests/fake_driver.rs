@@ -102,7 +102,7 @@ fn context_is_destroyed(driver: &Driver, device: Device, code: i32) {
     assert_eq!(driver.ask("fake_late_calls"), 0, "handles of the destroyed context were used");
 }
 
-/// The same with a code that proves nothing about operations in flight.
+/// A failure whose code proves nothing about operations in flight.
 fn unknown(driver: &Driver, device: &Device, code: i32) {
     let memory = device.allocate(LENGTH).unwrap();
     let stream = device.stream().unwrap();

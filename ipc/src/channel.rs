@@ -176,9 +176,9 @@ impl Credentials {
 /// A received message.
 #[derive(Debug, Default)]
 pub struct Message {
-    /// Its bytes.
+    /// The message's bytes.
     pub bytes: Vec<u8>,
-    /// Its file descriptors, in order.
+    /// The message's file descriptors, in order.
     pub descriptors: Vec<OwnedFd>,
 }
 

@@ -34,9 +34,9 @@ mod tests;
 /// The state in which a lock was acquired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Acquired {
-    /// It was free: the protected state is consistent.
+    /// The lock was free: the protected state is consistent.
     Clean,
-    /// Its owner died: repair first.
+    /// The lock's owner died: repair first.
     OwnerDied,
 }
 
@@ -191,7 +191,7 @@ struct Waiter<'a, W: Words> {
     words: &'a W,
     at: usize,
     caller: &'a Caller<'a>,
-    /// Its waiter bit.
+    /// The process's waiter bit.
     waiter_slot: Option<u32>,
     /// The value of the word when the lock is taken. After a sleep there may be other sleepers,
     /// too: a release wakes only one.

@@ -15,9 +15,9 @@ const MARK_WORDS: usize = MARKS as usize / 64;
 /// A doorbell, with marks that tell the reason for a ring.
 ///
 /// A mark is set after the store, and cleared before the poll: so it may be set without need.
-/// It is missing only if the storing process dies before it sets the mark, or the taking
-/// process dies before it polls. So there is one taker, which polls everything when it starts,
-/// in place of a possible dead predecessor, and then from time to time.
+/// A mark is missing only if the storing process dies before it sets the mark, or the taking
+/// process dies before it polls. So there is one taker, which polls everything when it starts, in
+/// place of a possible dead predecessor, and then from time to time.
 ///
 /// ```
 /// use std::time::{Duration, Instant};

@@ -60,13 +60,13 @@ impl Participant {
         self.0.get()
     }
 
-    /// Its slot in the participant table.
+    /// The participant's slot in the participant table.
     #[must_use]
     pub fn slot(self) -> u32 {
         self.0.get() & (Self::SLOTS - 1)
     }
 
-    /// Its generation: how often the slot was used.
+    /// The participant's generation: how often the slot was used.
     #[must_use]
     pub fn generation(self) -> u32 {
         self.0.get() >> Self::SLOT_BITS

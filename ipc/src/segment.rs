@@ -89,14 +89,14 @@ pub enum SegmentError {
         /// The reason.
         why: &'static str,
     },
-    /// Its body has another layout than expected.
+    /// The segment's body has another layout than expected.
     LayoutMismatch {
         /// The expected layout.
         expected: Layout,
         /// The layout in its header.
         found: Layout,
     },
-    /// Its creator has not finished it.
+    /// The segment's creator has not finished it.
     NotReady,
 }
 

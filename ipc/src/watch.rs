@@ -10,7 +10,7 @@
 //! No ring is lost. A ring after an announcement increments the doorbell's count; the thread
 //! compares it with the last value, and calls the listener after a change. A value that was stored
 //! before an announcement is found by the poll after it. A later store sees the announcement, and
-//! its ring follows, so the listener is called after the store. (`models/watch.rs` tries all
+//! its ring follows, so the listener is called after the store. (`models/watch_model.rs` tries all
 //! orders.)
 //!
 //! The kernel takes 128 words at a time. More doorbells need more threads; before Linux 5.16,
@@ -124,7 +124,7 @@ struct State {
 struct Registration {
     number: u64,
     doorbell: Arc<dyn AnyDoorbell>,
-    /// Its count at the last check.
+    /// The doorbell's count at the last check.
     seen: u64,
     listener: Arc<dyn DoorbellListener>,
 }

@@ -17,8 +17,8 @@ pub(crate) struct Round {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Source {
     pub(crate) rank: u32,
-    /// It sends as soon as it takes part, without a message from others: if its message is missing,
-    /// it is the missing rank.
+    /// The rank sends as soon as it takes part, without a message from others: if its message is
+    /// missing, it is the missing rank.
     pub(crate) sends_at_once: bool,
 }
 

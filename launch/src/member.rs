@@ -63,7 +63,7 @@ impl Member {
         self.identity
     }
 
-    /// Its machine, and its directory there: containers of one machine may share it.
+    /// The member's machine, and its directory there: containers of one machine may share it.
     pub(crate) fn site(&self) -> ([u8; 16], [u64; 2]) {
         (self.machine, self.directory)
     }

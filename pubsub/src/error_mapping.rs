@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 pub(crate) trait During {
     type Named;
 
-    /// As an error, or result, of this operation.
+    /// Converts to an error, or result, of this operation.
     fn during(self, operation: &'static str) -> Self::Named;
 }
 
@@ -28,10 +28,10 @@ impl<T, E: During> During for std::result::Result<T, E> {
 
 /// A result whose error gets a subject.
 pub(crate) trait On {
-    /// As [`Error::on`].
+    /// Names the error's object, like [`Error::on`].
     fn on(self, name: impl fmt::Display) -> Self;
 
-    /// As [`Error::at`].
+    /// Names the error's place, like [`Error::at`].
     fn at(self, subject: impl fmt::Display) -> Self;
 }
 

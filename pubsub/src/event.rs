@@ -33,7 +33,7 @@ pub enum Event {
         publisher: PublisherId,
     },
     /// The subscriber was evicted from its topic, since it held messages that blocked publishers.
-    /// It receives nothing more.
+    /// The subscriber receives nothing more.
     Evicted {
         /// How long it blocked them, if known.
         held_for: Option<Duration>,

@@ -54,7 +54,7 @@ impl fmt::Debug for NodeId {
 pub struct PublisherId(pub(crate) u64);
 
 impl PublisherId {
-    /// As a number.
+    /// Converts the identifier to a number.
     #[must_use]
     pub fn as_u64(self) -> u64 {
         self.0

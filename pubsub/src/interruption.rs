@@ -2,7 +2,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Whether a signal handler ends the current wait of the calling thread, and whether one has run.
+/// Ends a wait of the calling thread once a signal handler has run, if that is wanted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Interruption(Option<ipc::Interruption>);
 

@@ -45,7 +45,7 @@ impl LogLimit {
         }
     }
 
-    /// Whether one more line is allowed. Logs the number of suppressed lines first.
+    /// Returns true if one more line is allowed. Logs the number of suppressed lines first.
     pub(crate) fn allows(&mut self, now: Duration) -> bool {
         let Some(suppressed) = self.next(now) else { return false };
         if suppressed > 0 {

@@ -28,7 +28,7 @@ pub struct NodeOptions {
     pub service_timeout: Duration,
     /// Wait strategy of publishers and subscribers.
     pub waiting: WaitStrategy,
-    /// Whether waits of publishers and subscribers end when a signal handler has run in the waiting
+    /// True if waits of publishers and subscribers end when a signal handler has run in the waiting
     /// thread ([`Interrupted`](crate::ErrorKind::Interrupted)). By default they continue.
     ///
     /// A handler ends the wait only while the thread sleeps, whatever `SA_RESTART` says. The thread

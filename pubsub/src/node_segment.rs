@@ -96,7 +96,7 @@ impl NodeSegment {
         self.words.store(MEMBERS + member.slot() as usize, member.number().into(), Release);
     }
 
-    /// Whether the participant is marked as a member. A service is not.
+    /// Returns true if the participant is marked as a member. A service is not.
     pub(crate) fn is_member(&self, member: Participant) -> bool {
         self.words.load(MEMBERS + member.slot() as usize, Acquire) == u64::from(member.number())
     }

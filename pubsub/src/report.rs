@@ -106,7 +106,7 @@ impl From<RingPath> for String {
 pub enum Row {
     /// The node: always the first row.
     Node {
-        /// Its identity.
+        /// Identity of the node.
         identity: String,
         /// Label of its service.
         label: String,
@@ -119,11 +119,11 @@ pub enum Row {
     },
     /// A member of the node.
     Process {
-        /// Its participant.
+        /// The member's participant.
         participant: String,
-        /// Its label.
+        /// The member's label.
         label: String,
-        /// Its process ID, as the service sees it; 0 if it does not.
+        /// Process ID, as the service sees it; 0 if it does not.
         process: u32,
     },
     /// A pool: memory of topics.
@@ -145,9 +145,9 @@ pub enum Row {
     },
     /// A topic.
     Topic {
-        /// Its name.
+        /// Name of the topic.
         name: String,
-        /// Its number on this node.
+        /// Number of the topic on this node.
         number: u32,
         /// `host`, or a device's UUID.
         place: String,
@@ -176,9 +176,9 @@ pub enum Row {
     Publisher {
         /// The topic's name.
         topic: String,
-        /// Its process.
+        /// The publisher's process.
         participant: String,
-        /// Its identifier within the topic.
+        /// Identifier of the publisher within the topic.
         publisher: u64,
         /// Messages that it published.
         messages: u64,
@@ -192,7 +192,7 @@ pub enum Row {
     Subscriber {
         /// The topic's name.
         topic: String,
-        /// Its process; or the service, on behalf of other nodes.
+        /// The subscriber's process; or the service, on behalf of other nodes.
         participant: ReportedSubscriber,
         /// Messages that it has not read, or holds.
         behind: u64,
@@ -201,15 +201,15 @@ pub enum Row {
     },
     /// Another node.
     Peer {
-        /// Its identity; empty if it was never connected.
+        /// Identity of the node; empty if it was never connected.
         node: String,
-        /// Its label.
+        /// Label of the node.
         label: String,
-        /// Its address, if known the one it listens at.
+        /// Address of the node, if known the one it listens at.
         address: String,
-        /// Whether a connection for messages exists. Nodes with incompatible providers have none.
+        /// True if a connection for messages exists. Nodes with incompatible providers have none.
         is_connected: bool,
-        /// Whether this node keeps trying to connect.
+        /// True if this node keeps trying to connect.
         is_retried: bool,
         /// Reason of a missing connection, or the duration of an existing one.
         detail: String,
@@ -261,7 +261,8 @@ pub enum Row {
         is_wanted_locally: bool,
         /// The differing settings here, and this node's provider if that differs.
         local: String,
-        /// The same of the other node; or the reason, if nothing differs.
+        /// The differing settings of the other node, and its provider; or the reason, if nothing
+        /// differs.
         remote: String,
         /// Names of the differing settings; and [`provider`](Row::PROVIDER) for incompatible
         /// providers.
@@ -310,7 +311,7 @@ pub enum Row {
         topic: String,
         /// The other node.
         node: String,
-        /// Its label; empty if unknown.
+        /// Label of the other node; empty if unknown.
         label: String,
         /// Messages that it missed, over all times that it was dropped.
         messages: u64,

@@ -64,7 +64,7 @@ pub(crate) enum SharedLocation {
 }
 
 impl SharedLocation {
-    /// As words for shared memory.
+    /// Encodes the location as words for shared memory.
     pub(crate) fn words(self) -> [u64; 3] {
         match self {
             Self::Host => [1, 0, 0],
@@ -123,14 +123,15 @@ pub(crate) fn device_error(operation: &'static str, cause: gpu::Error) -> Error 
 /// Handling of a message when there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Reliability {
-    /// Its publisher waits. No message is lost. A subscriber that does not release messages is
+    /// The publisher waits. No message is lost. A subscriber that does not release messages is
     /// evicted after [`release_deadline`](TopicSettings::release_deadline).
     Reliable,
     /// The oldest message is dropped. Subscribers that had not read it get a count of missed
     /// messages; others miss nothing.
     DropOldest,
-    /// It is dropped if no subscriber has room for it. If some have, slow subscribers miss their
-    /// oldest message, as with [`DropOldest`](Self::DropOldest), and do not block others.
+    /// The new message is dropped if no subscriber has room for it. If some have, slow subscribers
+    /// miss their oldest message, as with [`DropOldest`](Self::DropOldest), and do not block
+    /// others.
     DropNewest,
 }
 
@@ -311,7 +312,7 @@ impl SharedSettings {
         })
     }
 
-    /// As [`TopicSettings::reserves`].
+    /// Memory reserved for this many publishers, like [`TopicSettings::reserves`].
     pub(crate) fn reserves(&self, publishers: u64) -> Reserve {
         let messages = (self.reliability, self.depth, self.largest);
         Reserve::of(messages, self.loans, publishers)
@@ -339,7 +340,7 @@ impl SharedSettings {
         all.into_iter().filter_map(|(name, differs)| differs.then_some(name))
     }
 
-    /// Whether both have a type, and not the same.
+    /// Returns true if both have a type, and not the same.
     pub(crate) fn type_differs(&self, other: &Self) -> bool {
         self.type_name.zip(other.type_name).is_some_and(|(own, other)| own != other)
     }

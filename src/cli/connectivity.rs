@@ -26,10 +26,10 @@ const MAX_PEERS: usize = 1000;
 /// What the process does meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// It waits for a topic, for subscribers or for the first message: every possible cause is
-    /// reported.
+    /// The process waits for a topic, for subscribers or for the first message: every possible
+    /// cause is reported.
     Waiting,
-    /// It sends or receives messages: changes of peers are reported.
+    /// The process sends or receives messages: changes of peers are reported.
     Flowing,
 }
 
@@ -64,7 +64,7 @@ struct Peer {
     is_connected: bool,
     /// A problem was printed, so that the next connection is printed, too.
     problem_reported: bool,
-    /// Its loss was printed, so that reasons of failed attempts are not.
+    /// The peer's loss was printed, so that reasons of failed attempts are not.
     loss_reported: bool,
     /// The last reason that was printed.
     reason: String,

@@ -73,8 +73,8 @@ impl Signals {
         self.is_termination_requested.get()
     }
 
-    /// As [`Self::termination_requested`], for tight loops: checks ten times a second only, since a
-    /// check is a system call.
+    /// Like [`Self::termination_requested`], for tight loops: checks ten times a second only, since
+    /// a check is a system call.
     pub(crate) fn termination_requested_throttled(&self) -> bool {
         let now = Instant::now();
         if now < self.next.get() {
@@ -126,7 +126,7 @@ impl Signals {
         let _ = poll(&mut entries, milliseconds(longest));
     }
 
-    /// As [`Self::sleep`]; fails if a signal ends the process.
+    /// Like [`Self::sleep`], but fails if a signal ends the process.
     pub(crate) fn pause(&self, longest: Duration) -> Result<()> {
         self.sleep(longest);
         if self.termination_requested() { Err(interrupted()) } else { Ok(()) }

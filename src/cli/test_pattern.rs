@@ -86,13 +86,13 @@ impl Content {
 /// A fault of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// It has no valid header.
+    /// The message has no valid header.
     NoHeader,
-    /// Its length differs from that in its header.
+    /// The message's length differs from that in its header.
     Length { declared: u64, found: u64 },
-    /// It has other bytes from this offset on.
+    /// The message has other bytes from this offset on.
     Corrupted { at: u64 },
-    /// Its number is not above that of the message before it in the same run.
+    /// The message's number is not above that of the message before it in the same run.
     OutOfOrder { after: u64 },
 }
 

@@ -76,7 +76,7 @@ pub fn respawn(words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
     respawn_with(&[], words)
 }
 
-/// The same, started by another program, such as `unshare` with its arguments.
+/// Like [`respawn`], but started by another program, such as `unshare` with its arguments.
 ///
 /// # Panics
 /// If this program's path is unknown.
@@ -156,7 +156,7 @@ impl Child {
         Self { process, unread: Vec::new() }
     }
 
-    /// Its process id.
+    /// The child's process id.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.process.id()
@@ -217,7 +217,7 @@ impl Child {
         }
     }
 
-    /// Its exit status, if it has exited.
+    /// The child's exit status, if it has exited.
     ///
     /// # Panics
     /// If the system reports an error.
@@ -311,7 +311,7 @@ impl Child {
         self.signal(libc::SIGCONT);
     }
 
-    /// Its output, for another thread to read. It must be a pipe.
+    /// The child's output, for another thread to read. It must be a pipe.
     ///
     /// # Panics
     /// If it is not a pipe, or was already taken.

@@ -546,7 +546,7 @@ Code cuFlushGPUDirectRDMAWrites(unsigned target, unsigned scope) {
     return OK;
 }
 
-/* As the real one: eight bytes, and the process. */
+/* Begins with eight bytes, and the process, like the real one. */
 typedef struct {
     uint64_t magic;
     uint32_t process;

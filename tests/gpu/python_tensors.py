@@ -445,7 +445,7 @@ def measure_touch():
 
 
 def measure_topic(size, waiting):
-    """As `measure`, for a tensor that is written in the memory of a message: the median in microseconds."""
+    """Like `measure`, for a tensor that is written in the memory of a message: the median in microseconds."""
     with tempfile.TemporaryDirectory() as directory, fabricast.Node(directory, waiting=waiting) as node:
         topic = node.topic("tensors", memory="cuda:0", largest=size, depth=2, loans=2)
         replies = node.topic("replies").subscriber()

@@ -80,7 +80,7 @@ def used():
 
 
 def get_descriptor(process, number):
-    """As PyTorch gets a piece of an expandable segment."""
+    """Gets a descriptor of another process, like PyTorch for a piece of an expandable segment."""
     pidfd = cuda.syscall(ctypes.c_long(SYS_PIDFD_OPEN), ctypes.c_long(process), ctypes.c_long(0))
     if pidfd < 0:
         raise OSError(ctypes.get_errno(), "pidfd_open")

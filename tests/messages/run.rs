@@ -114,7 +114,7 @@ impl TestNode {
         self.fails_with(arguments, ("", &[], &[]), code, error);
     }
 
-    /// As [`Self::fails`], with an input, variables, and values of names in braces.
+    /// Like [`Self::fails`], with an input, variables, and values of names in braces.
     #[track_caller]
     pub(crate) fn fails_with(
         &self,

@@ -90,7 +90,7 @@ impl TestNode {
         Process { child, what: arguments.join(" "), output, error }
     }
 
-    /// As [`Self::start`], with this standard output.
+    /// Like [`Self::start`], with this standard output.
     pub(crate) fn start_to(&self, arguments: &[&str], to: impl Into<Stdio>) -> Process {
         let number = self.next.get();
         self.next.set(number + 1);
@@ -102,7 +102,7 @@ impl TestNode {
         Process { child, what: arguments.join(" "), output, error }
     }
 
-    /// As [`Self::start`], with this standard input.
+    /// Like [`Self::start`], with this standard input.
     pub(crate) fn start_from(&self, arguments: &[&str], from: impl Into<Stdio>) -> Process {
         let number = self.next.get();
         self.next.set(number + 1);

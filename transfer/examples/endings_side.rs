@@ -44,7 +44,7 @@ fn boxed<T>(make: impl FnOnce() -> Option<T>) -> *mut T {
 }
 
 /// # Safety
-/// It was returned by `boxed`, and is not ended twice.
+/// The pointer was returned by `boxed`, and is not ended twice.
 unsafe fn end<T>(object: *mut T) {
     if !object.is_null() {
         // SAFETY: the caller's promise.

@@ -99,7 +99,7 @@ trait Argument {
     type Value;
 
     /// # Safety
-    /// It points at valid memory without other users, as long as the value lives.
+    /// The pointer points at valid memory without other users, as long as the value lives.
     unsafe fn value(self) -> Self::Value;
 }
 

@@ -94,7 +94,7 @@ impl Error {
         }
     }
 
-    /// The same failure with another kind.
+    /// Replaces the kind of the failure.
     pub(crate) fn with_kind(mut self, kind: ErrorKind) -> Self {
         self.0.kind = kind;
         self

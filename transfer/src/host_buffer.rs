@@ -122,7 +122,7 @@ impl HostBuffer {
         unsafe { Self::adopt(start, length, ()) }
     }
 
-    /// As [`from_pointer`](Self::from_pointer), for memory that `owner` keeps: it is dropped when
+    /// Like [`from_pointer`](Self::from_pointer), for memory that `owner` keeps: it is dropped when
     /// nothing uses the memory any more, by whichever thread releases it last.
     ///
     /// ```
@@ -256,8 +256,8 @@ impl HostBuffer {
         self.pinned_if_possible(device)?.ok_or(detail).map_err(failed("pin segment"))
     }
 
-    /// As [`pinned_for`](Self::pinned_for), or None if the memory is read-only and the device
-    /// registers no such memory.
+    /// Like [`pinned_for`](Self::pinned_for), but returns None if the memory is read-only and the
+    /// device registers no such memory.
     pub(crate) fn pinned_if_possible(&self, device: &Device) -> Result<Option<Memory>> {
         let mut pinned = lock(&self.0.pinned);
         let implementation = device.name().implementation;

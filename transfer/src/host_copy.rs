@@ -12,7 +12,7 @@ const WORD: usize = size_of::<u64>();
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// As with any shared memory, other processes may write the same bytes. So the C library copies: the
+/// Copies bytes that other processes may write at the same time. So the C library copies: the
 /// compiler assumes nothing about it.
 ///
 /// # Safety
@@ -22,7 +22,7 @@ pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, length: usize) {
     unsafe { libc::memmove(to.cast(), from.cast(), length) };
 }
 
-/// Whether a copy goes through the caches.
+/// How a copy uses the caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CacheUse {
     Normal,
@@ -99,7 +99,7 @@ unsafe fn copy_lines(to: *mut u8, from: *const u8, lines: usize) {
     }
 }
 
-/// As above; there are no lines to copy.
+/// Does nothing: there are no lines to copy.
 ///
 /// # Safety
 /// None needed.
@@ -159,7 +159,7 @@ unsafe fn copy_word_rows<const WORDS: usize>(to: *mut u8, from: *const u8, rows:
 /// Where a row begins at both ends.
 ///
 /// # Safety
-/// It does.
+/// Both ranges have this row.
 #[inline]
 unsafe fn place(to: *mut u8, from: *const u8, rows: &Run, row: u64) -> (*mut u8, *const u8) {
     let (to_offset, from_offset) = (row * rows.to_stride, row * rows.from_stride);

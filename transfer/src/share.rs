@@ -64,8 +64,8 @@ impl SharedBuffer {
         Self::exported(buffer.into(), tensor, Rights::ALL)
     }
 
-    /// As [`new`](Self::new), for receivers that only read: they cannot write to memory of the host,
-    /// and promise not to write to memory of a device.
+    /// Like [`new`](Self::new), for receivers that only read: they cannot write to memory of the
+    /// host, and promise not to write to memory of a device.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -417,7 +417,7 @@ impl Opener {
         }
     }
 
-    /// As [`open`](Self::open), with descriptors that arrive one by one; none is requested for
+    /// Like [`open`](Self::open), with descriptors that arrive one by one; none is requested for
     /// memory that is mapped already.
     pub(crate) fn open_pieces(
         &self,

@@ -156,7 +156,7 @@ pub(crate) mod tests {
         configure_faults(1, FaultConfig::default());
     }
 
-    /// Its memory is not released before, although the driver refused to record its event.
+    /// Memory of the copy is not released before, although the driver refused to record its event.
     #[test]
     fn copy_without_an_event_completes_with_the_next_one() {
         let _alone = alone();

@@ -17,10 +17,10 @@ use serde::{Deserialize, Serialize};
 use super::contents::Contents;
 use super::inter_node::address;
 use super::private_copy::PrivateMemory;
-use super::report::found;
 use super::role::{Stamps, TIMEOUT, WorkerResult, WorkerRole, empty_result, next_turn, now, serve};
 use super::schedule::{Round, Turn, TurnTarget, VERIFIED_MESSAGES, WARMUP};
 use super::timed_subscriber::SubscriberTask;
+use super::topic_results::found;
 use super::{ROUNDS, Service, TopicKind, TopicResult};
 use crate::exchange::plan::Wait;
 use crate::report::format_figure;
@@ -163,7 +163,7 @@ pub(super) struct Measured {
     /// All its stages, relative to the slowest stage of the topic: the upper bound of the
     /// topic's advantage.
     bound: Option<f64>,
-    /// Its latency relative to the topic's; and that relative to the bound.
+    /// The baseline's latency relative to the topic's; and that relative to the bound.
     ratio: Option<f64>,
     fraction_of_bound: Option<f64>,
 }

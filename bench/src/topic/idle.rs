@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::cores::{Cores, Services};
-use super::report::common;
 use super::role::{WORDS, WorkerResult, WorkerRole, end_all, join};
+use super::topic_results::common;
 use super::{Arguments, Service, TopicKind};
 use crate::exchange::plan::Wait;
 use crate::report::{Common, Metrics, Report};

@@ -8,13 +8,15 @@ use serde::Serialize;
 
 use super::baseline::{self, BaselinePublisher};
 use super::cores::{Cores, Services};
-use super::report::{Latency, SingleSubscriber, common, found, of_topic, path, slowest, stages};
 use super::role::{WORDS, WorkerRole, end_all, join, next_turn, wire_turn};
 use super::schedule::{Round, Turn, TurnTarget, VERIFIED_MESSAGES, WARMUP, compared, in_turn};
 use super::stage_baselines::{self, StageCopies};
 use super::thread_usage::{self, ThreadUsage, ThreadUsages};
 use super::timed_publisher::TimedPublisher;
 use super::timed_subscriber::SubscriberTask;
+use super::topic_results::{
+    Latency, SingleSubscriber, common, found, of_topic, path, slowest, stages,
+};
 use super::wire_baseline::{WireEnd, write_path};
 use super::{Arguments, Network, ROUNDS, Service, TopicKind};
 use crate::process::{Affinity, pin, set_affinity};

@@ -7,8 +7,8 @@ use pubsub::{Publisher, Subscriber};
 use serde::{Deserialize, Serialize};
 
 use super::inter_node::services;
-use super::report::{common, found};
 use super::role::{WORDS, WorkerResult, WorkerRole, empty_result, end_all, has_ended, join, now};
+use super::topic_results::{common, found};
 use super::{Arguments, TopicKind, TopicResult};
 use crate::exchange::plan::Wait;
 use crate::random_pattern::RandomPattern;

@@ -9,13 +9,13 @@ mod intra_node;
 mod many_topics;
 mod private_copy;
 mod queue_baseline;
-mod report;
 mod role;
 mod schedule;
 mod stage_baselines;
 mod thread_usage;
 mod timed_publisher;
 mod timed_subscriber;
+mod topic_results;
 mod wire_baseline;
 
 use std::net::SocketAddr;

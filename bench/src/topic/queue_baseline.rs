@@ -12,7 +12,7 @@ use crate::exchange::plan::Wait;
 use crate::worker_group::SharedSegment;
 use command::exit::{Exit, Failure};
 
-/// As many words as a topic's entries.
+/// A queue whose entries have as many words as a topic's.
 type BaselineQueue = Queue<WordRange<MappedWords>, 6>;
 
 const DEPTH: u32 = 4;

@@ -8,7 +8,7 @@ use super::ROUNDS;
 pub(super) const VERIFIED_MESSAGES: u64 = 2;
 /// Messages before the first that counts.
 pub(super) const WARMUP: u64 = 5;
-/// The same, if messages are not copied between nodes.
+/// Messages before the first that counts, if messages are not copied between nodes.
 pub(super) const INTRA_NODE_WARMUP: u64 = 1000;
 
 /// The target of a turn.
@@ -27,7 +27,7 @@ pub(super) enum TurnTarget {
 pub(super) enum Round {
     /// All their bytes are written and compared; nothing is timed.
     Verify,
-    /// As timed messages, but not counted.
+    /// Sent like timed messages, but not counted.
     Warmup,
     /// Timed, one at a time.
     Timed,

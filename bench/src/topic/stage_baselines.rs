@@ -10,8 +10,8 @@ use pubsub::MemoryLocation;
 use pubsub::replication::WorkerOptions;
 
 use super::TopicKind;
-use super::report::Latency;
 use super::role::TIMEOUT;
+use super::topic_results::Latency;
 use crate::exchange::initiator;
 use crate::exchange::plan::{Exchange, Mode, OfferQuery, Plan, Wait};
 use crate::exchange::ring_exchange::{self, RingExchange};

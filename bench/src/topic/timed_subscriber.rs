@@ -27,9 +27,9 @@ pub(crate) struct SubscriberTask {
     schedule: Vec<Turn>,
     waiting: Wait,
     core: Option<usize>,
-    /// Its pause line.
+    /// The reader's pause line.
     line: usize,
-    /// Its own memory, to which it copies each message before the time is taken.
+    /// The reader's own memory, to which it copies each message before the time is taken.
     private: Option<String>,
 }
 

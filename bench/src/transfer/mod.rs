@@ -17,7 +17,7 @@ use link_counters::{LinkCounterSample, LinkTraffic};
 use memcpy_baseline::MemcpyBaseline;
 use side::{ANSWER, END, FILL, INITIATOR_LABEL, Side, TIMED, VERIFY, next_notice, notice};
 
-use super::cores::core_pair;
+use super::core_pair::core_pair;
 use super::report::{Common, Metrics, Report, median};
 use super::worker_group::{WorkerGroup, leave, now, take};
 use command::exit::{Exit, Failure};
@@ -45,7 +45,7 @@ enum Direction {
 enum Source {
     /// Allocated to be shared, as pools are
     Shared,
-    /// As by cudaMalloc
+    /// Allocated like memory of cudaMalloc
     Plain,
     /// Host memory in a segment that both can map; --from and --to select which side
     Host,

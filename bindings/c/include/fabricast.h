@@ -260,7 +260,7 @@ fabricast_status fabricast_topic_open(fabricast_node *node, const char *name,
                                       fabricast_topic **topic);
 fabricast_status fabricast_topic_close(fabricast_topic *topic);
 
-/* Its name and settings; texts are valid until the handle is closed. */
+/* The topic's name and settings; texts are valid until the handle is closed. */
 fabricast_status fabricast_topic_name(fabricast_topic *topic, const char **name);
 fabricast_status fabricast_topic_settings_of(fabricast_topic *topic,
                                              fabricast_topic_settings *settings, size_t size);
@@ -308,15 +308,15 @@ fabricast_status fabricast_publisher_push(fabricast_publisher *publisher, const 
                                           size_t length, fabricast_timeout timeout);
 
 /*
- * The same from memory of any device, or of the host: the kind is detected. CUDA is queried if the
- * process uses it, and is not loaded for that. If the topic is in device memory, its device needs
- * access to the other; if it is in host memory, the bytes are copied to the host first. The memory
- * must be complete after the work already submitted to the device's default stream (synchronise
- * a non-blocking stream that writes it first), and may be written again when the call has
- * succeeded; after FABRICAST_E_DEADLINE_EXCEEDED a copy may still read it, until the device's work
- * is done. FABRICAST_NOW does not wait for space, but for the copy. FABRICAST_E_INVALID_ARGUMENT
- * for a range beyond its allocation, and, if the topic is on a GPU, for an address that neither
- * the driver nor the system knows.
+ * Publishes a copy of memory of any device, or of the host: the kind is detected. CUDA is queried
+ * if the process uses it, and is not loaded for that. If the topic is in device memory, its device
+ * needs access to the other; if it is in host memory, the bytes are copied to the host first. The
+ * memory must be complete after the work already submitted to the device's default stream
+ * (synchronise a non-blocking stream that writes it first), and may be written again when the call
+ * has succeeded; after FABRICAST_E_DEADLINE_EXCEEDED a copy may still read it, until the device's
+ * work is done. FABRICAST_NOW does not wait for space, but for the copy.
+ * FABRICAST_E_INVALID_ARGUMENT for a range beyond its allocation, and, if the topic is on a GPU,
+ * for an address that neither the driver nor the system knows.
  */
 fabricast_status fabricast_publisher_push_device(fabricast_publisher *publisher,
                                                  const void *pointer, size_t length,
@@ -339,10 +339,10 @@ typedef struct fabricast_loan fabricast_loan;
 fabricast_status fabricast_publisher_loan(fabricast_publisher *publisher, size_t length,
                                           fabricast_timeout timeout, fabricast_loan **loan);
 
-/* Its address, in the topic's memory: valid until it is published or discarded. */
+/* The loan's address, in the topic's memory: valid until it is published or discarded. */
 fabricast_status fabricast_loan_memory(fabricast_loan *loan, void **address, size_t *length);
 
-/* Copies host memory into it. */
+/* Copies host memory into the loan. */
 fabricast_status fabricast_loan_write(fabricast_loan *loan, size_t offset, const void *data,
                                       size_t length);
 
@@ -427,7 +427,7 @@ fabricast_status fabricast_subscriber_event(fabricast_subscriber *subscriber,
 fabricast_status fabricast_subscriber_descriptor(fabricast_subscriber *subscriber,
                                                  int *descriptor);
 
-/* Its address, in the topic's memory: valid until it is released. */
+/* The sample's address, in the topic's memory: valid until it is released. */
 fabricast_status fabricast_sample_memory(fabricast_sample *sample, const void **address,
                                          size_t *length);
 
@@ -504,17 +504,17 @@ fabricast_status fabricast_stream_open(fabricast_topic *topic, void *stream,
 fabricast_status fabricast_stream_close(fabricast_stream *handle);
 
 /*
- * As fabricast_publisher_push_device, but the stream copies the memory, after its previous work,
- * and the call does not wait for it. Later work of the stream may write the memory again; it may
- * be freed when the stream has completed the copy. Host memory is allowed if it is registered with
- * the driver (cuMemHostRegister).
+ * Like fabricast_publisher_push_device, but the stream copies the memory, after its previous work,
+ * and the call does not wait for it. Later work of the stream may write the memory again; it may be
+ * freed when the stream has completed the copy. Host memory is allowed if it is registered with the
+ * driver (cuMemHostRegister).
  */
 fabricast_status fabricast_publisher_push_on(fabricast_publisher *publisher, const void *pointer,
                                              size_t length, fabricast_stream *stream,
                                              fabricast_timeout timeout);
 
 /*
- * As fabricast_loan_publish, but previous work of the stream may still write it. Repeat it on the
+ * Like fabricast_loan_publish, but previous work of the stream may still write it. Repeat it on the
  * same stream if it was not published. Other failures, also a stream of another kind of device,
  * discard it when the stream has completed that work.
  */
@@ -592,7 +592,7 @@ fabricast_status fabricast_memory_adopt(void *pointer, size_t length,
 typedef void (*fabricast_release_callback)(void *user_data);
 
 /*
- * The same for memory that the program leaves to the library: closing it does not wait. When the
+ * Adopts memory that the program leaves to the library: closing it does not wait. When the
  * handle is closed and nothing uses the memory any more, also no process that opened it, release is
  * called once with user_data; then the memory may be freed. It is not called if this function
  * fails, if the process ends before, or in a forked child.
@@ -603,9 +603,9 @@ fabricast_status fabricast_memory_adopt_with_release(void *pointer, size_t lengt
                                                      fabricast_memory **memory);
 
 /*
- * Its address in this process. Of allocated memory: valid until the memory, its regions and their
- * routes are closed. Peers with the right to write change the bytes at any time; a notice tells
- * that the bytes of its operation are there.
+ * The memory's address in this process. Of allocated memory: valid until the memory, its regions
+ * and their routes are closed. Peers with the right to write change the bytes at any time; a notice
+ * tells that the bytes of its operation are there.
  */
 fabricast_status fabricast_memory_address(fabricast_memory *memory, void **address,
                                           size_t *length);
@@ -688,8 +688,8 @@ fabricast_status fabricast_memory_share(fabricast_memory *memory, const fabricas
                                         fabricast_share **share);
 
 /*
- * Its token: a secret of about 100 bytes, at most FABRICAST_MAX_TOKEN, by which other processes
- * open the memory. The buffer is used as by fabricast_agent_card.
+ * The share's token: a secret of about 100 bytes, at most FABRICAST_MAX_TOKEN, by which other
+ * processes open the memory. The buffer is used as by fabricast_agent_card.
  */
 #define FABRICAST_MAX_TOKEN 256
 fabricast_status fabricast_share_token(fabricast_share *share, void *buffer, size_t capacity,
@@ -846,8 +846,8 @@ fabricast_status fabricast_region_register(fabricast_agent *agent, fabricast_mem
                                            uint64_t rights, fabricast_region **region);
 
 /*
- * Its descriptor: bytes by which a peer joins it (fabricast_agent_join), to send as the card.
- * FABRICAST_E_DENIED if it is local-only. The buffer is used as by fabricast_agent_card.
+ * The region's descriptor: bytes by which a peer joins it (fabricast_agent_join), to send as the
+ * card. FABRICAST_E_DENIED if it is local-only. The buffer is used as by fabricast_agent_card.
  */
 fabricast_status fabricast_region_descriptor(fabricast_region *region, void *buffer,
                                              size_t capacity, size_t *length);
@@ -910,8 +910,8 @@ fabricast_status fabricast_agent_join(fabricast_agent *agent, fabricast_peer pee
                                       size_t length, const char *policy,
                                       fabricast_timeout timeout, fabricast_route **route);
 
-/* The same with a region that the peer had published before its card was sent;
- * FABRICAST_E_NOT_FOUND with the names that the card has. */
+/* Joins a region that the peer had published before its card was sent; FABRICAST_E_NOT_FOUND with
+ * the names that the card has. */
 fabricast_status fabricast_agent_route_to(fabricast_agent *agent, fabricast_peer peer,
                                           const char *name, fabricast_region *local,
                                           fabricast_timeout timeout, fabricast_route **route);
@@ -972,7 +972,7 @@ fabricast_status fabricast_agent_get(fabricast_agent *agent, fabricast_route *ro
                                      const fabricast_block *blocks, size_t count,
                                      const fabricast_notice *notice, fabricast_token *token);
 
-/* The same with a whole region: put copies the local region to the start of the remote one, get the
+/* Transfer a whole region: put copies the local region to the start of the remote one, get the
  * remote region to the start of the local one. */
 fabricast_status fabricast_agent_put_all(fabricast_agent *agent, fabricast_route *route,
                                          const fabricast_notice *notice, fabricast_token *token);
@@ -1019,7 +1019,7 @@ fabricast_status fabricast_strided_tile(fabricast_strided *strided, size_t size,
                                         const uint64_t *from_origin, const uint64_t *to_extents,
                                         const uint64_t *to_origin);
 
-/* As fabricast_agent_put and fabricast_agent_get, with rows in place of blocks. */
+/* Like fabricast_agent_put and fabricast_agent_get, with rows in place of blocks. */
 fabricast_status fabricast_agent_put_strided(fabricast_agent *agent, fabricast_route *route,
                                              const fabricast_strided *rows,
                                              const fabricast_notice *notice,
@@ -1068,9 +1068,9 @@ fabricast_status fabricast_agent_progress(fabricast_agent *agent, uint64_t *move
 fabricast_status fabricast_agent_test(fabricast_agent *agent, fabricast_token token,
                                       uint64_t *is_over, uint64_t *bytes);
 
-/* The same, and waits for it. FABRICAST_E_WOULD_BLOCK, FABRICAST_E_INTERRUPTED, and
- * FABRICAST_E_DEADLINE_EXCEEDED while the operation is in flight: it continues, and can be waited
- * for again. */
+/* Waits for an operation and collects its outcome. FABRICAST_E_WOULD_BLOCK,
+ * FABRICAST_E_INTERRUPTED, and FABRICAST_E_DEADLINE_EXCEEDED while the operation is in flight: it
+ * continues, and can be waited for again. */
 fabricast_status fabricast_agent_wait(fabricast_agent *agent, fabricast_token token,
                                       fabricast_timeout timeout, uint64_t *bytes);
 

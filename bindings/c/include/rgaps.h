@@ -93,9 +93,10 @@ rgaps_subscriber_t *subscriber_init(const char *topic_name);
 void *subscriber_pull(rgaps_subscriber_t *subscriber);
 
 /*
- * The same, for so many milliseconds at most; 0 does not wait, below 0 is as subscriber_pull. NULL
- * without a message: then fabricast_error_status of fabricast.h is FABRICAST_E_DEADLINE_EXCEEDED
- * (FABRICAST_E_WOULD_BLOCK with 0 milliseconds), and the previous message is released.
+ * Like subscriber_pull, for so many milliseconds at most; 0 does not wait, below 0 has no limit.
+ * NULL without a message: then fabricast_error_status of fabricast.h is
+ * FABRICAST_E_DEADLINE_EXCEEDED (FABRICAST_E_WOULD_BLOCK with 0 milliseconds), and the previous
+ * message is released.
  */
 void *subscriber_pull_within(rgaps_subscriber_t *subscriber, int milliseconds);
 

@@ -72,7 +72,8 @@ pub(crate) fn find<'a>(
     }
 }
 
-/// As device memory from which streams of the topic's device copy, also after the call.
+/// Describes memory as device memory, from which streams of the topic's device copy, also after the
+/// call.
 pub(crate) fn slice(
     memory: MemoryLocation,
     operation: Operation,
@@ -93,7 +94,8 @@ pub(crate) fn slice(
     Ok(foreign(&on_device, &range))
 }
 
-/// As memory of an agent, of a device or of the host, until nothing uses it and `owner` is dropped.
+/// Adopts memory for an agent, of a device or of the host, until nothing uses it and `owner` is
+/// dropped.
 pub(crate) fn adopt_memory(
     operation: Operation,
     range: CallerRange<'_>,

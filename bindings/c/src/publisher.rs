@@ -249,7 +249,7 @@ export! {
         registry::close(OPERATION, publisher)
     }
 
-    /// Its identity within the topic.
+    /// Stores the publisher's identity within the topic.
     fn fabricast_publisher_identity(
         publisher: Handle<OpenPublisher>,
         identity: Out<'_, u64>,

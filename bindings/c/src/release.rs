@@ -9,7 +9,7 @@ use crate::ffi::{IN_CALLBACK, UserData, plain};
 
 /// `fabricast_release_callback`.
 pub(crate) type ReleaseCallback = unsafe extern "C" fn(*mut c_void);
-/// As C passes it.
+/// The callback as C passes it.
 pub(crate) type OptionalReleaseCallback = Option<ReleaseCallback>;
 
 plain!(OptionalReleaseCallback);

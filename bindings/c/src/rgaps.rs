@@ -150,7 +150,7 @@ export! {
         subscriber.find(OPERATION)?.pull(OPERATION, Timeout::Forever)
     }
 
-    /// As `subscriber_pull`, with a timeout.
+    /// Like `subscriber_pull`, with a timeout.
     fn subscriber_pull_within(
         subscriber: Handle<SimpleSubscriber>,
         milliseconds: i32,

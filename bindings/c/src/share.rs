@@ -36,12 +36,12 @@ impl OpenShare {
         self.share.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It can be opened once.
+    /// Limits the share to one opening.
     fn limit_to_one(&self) -> transfer::Result<()> {
         self.lock().as_ref().map_or(Ok(()), Share::limit_to_one)
     }
 
-    /// It stays shared without the handle.
+    /// Leaves the memory shared without the handle.
     fn leave(&self) {
         if let Some(share) = self.lock().take() {
             share.leave();

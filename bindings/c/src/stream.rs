@@ -79,7 +79,7 @@ export! {
         sample.put(registry::open(OPERATION, OpenSample::new(pulled))?)
     }
 
-    /// Whether a sample is written.
+    /// Tells whether a sample is written.
     fn fabricast_sample_readiness(
         sample: Handle<OpenSample>,
         readiness: Out<'_, u64>,

@@ -45,7 +45,7 @@ impl Timeout {
         Instant::now() + self.as_duration()
     }
 
-    /// As a duration; forever is 100 years.
+    /// Converts to a duration; forever is 100 years.
     pub(crate) fn as_duration(self) -> Duration {
         match self {
             Self::Now => Duration::ZERO,

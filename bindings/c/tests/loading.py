@@ -263,7 +263,7 @@ def start(situation, directory, **more):
 
 
 def run(situation, code=0, when_ready=None, **more):
-    """Its standard output and standard error."""
+    """Runs the program, and returns its standard output and standard error."""
     with tempfile.TemporaryDirectory(prefix="fabricast-loading-") as directory:
         process = start(situation, directory, **more)
         first = ""

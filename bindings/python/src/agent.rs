@@ -123,13 +123,13 @@ pub(crate) struct PyAgentEvent {
     kind: &'static str,
     /// Identity of the other agent.
     agent: Py<PyBytes>,
-    /// Its label; empty for a notice.
+    /// Label of the other agent; empty for a notice.
     label: String,
     /// Tag of a notice.
     tag: u64,
     /// Data of a notice.
     data: Py<PyBytes>,
-    /// Its process ended, or nothing was received from it in time.
+    /// The agent's process ended, or nothing was received from it in time.
     is_dead: bool,
     /// Number of the rail.
     rail: usize,
@@ -286,7 +286,7 @@ impl PyAgent {
         Ok(PyBytes::new(py, &card))
     }
 
-    /// Its identity, as in events of its peers.
+    /// The agent's identity, as in events of its peers.
     #[getter]
     fn identity<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyBytes>> {
         let card = self.agent.with(py, "get identity of agent", |agent| Ok(agent.card()))?;
@@ -586,7 +586,7 @@ impl PyOperation {
         })
     }
 
-    /// Whether it is complete. Raises its error if it failed.
+    /// Returns True if the operation is complete. Raises its error if it failed.
     fn done(&self, py: Python<'_>) -> Result<bool> {
         self.agent.with(py, WAIT, |agent| {
             agent.progress();
@@ -623,12 +623,12 @@ impl PyStrided {
         Ok(Self { rows: Strided::tile(item_size, &tile, from, to)? })
     }
 
-    /// The same several times, at these distances in bytes.
+    /// Repeats the rows, at these distances in bytes.
     fn repeat(&self, count: u64, from_stride: u64, to_stride: u64) -> Result<Self> {
         Ok(Self { rows: self.rows.repeat(count, from_stride, to_stride)? })
     }
 
-    /// The same, farther behind by this many bytes.
+    /// Moves the rows to offsets larger by this many bytes.
     #[pyo3(signature = (*, source=0, target=0))]
     fn shifted(&self, source: u64, target: u64) -> Result<Self> {
         Ok(Self { rows: self.rows.shifted(source, target)? })

@@ -50,7 +50,7 @@ fn providers() -> std::result::Result<Vec<Value>, String> {
     Ok(all)
 }
 
-/// As JSON; opens devices, which takes time.
+/// Devices and providers, as JSON; opens devices, which takes time.
 #[pyfunction]
 pub(crate) fn _info(py: Python<'_>) -> Result<String> {
     let found = interruptibly(py, "survey machine", || {
@@ -71,7 +71,7 @@ pub(crate) fn _info(py: Python<'_>) -> Result<String> {
     Ok(found.to_string())
 }
 
-/// As JSON: the path of each typical situation, and why it is not a better one.
+/// The path of each typical situation, and why it is not a better one, as JSON.
 #[pyfunction]
 #[pyo3(signature = (policy=""))]
 pub(crate) fn _paths(policy: &str) -> Result<String> {

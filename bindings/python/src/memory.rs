@@ -91,7 +91,8 @@ impl Owner for OwnMemory {
         Some(self.buffer.clone())
     }
 
-    /// It is the program's own: nothing releases it while it is used, but the program.
+    /// Does nothing: the memory is the program's own, and nothing releases it while it is used, but
+    /// the program.
     fn used_by(&self, _stream: u64) -> Result<()> {
         Ok(())
     }

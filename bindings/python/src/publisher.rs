@@ -36,7 +36,7 @@ pub(crate) struct PyPublisher {
 #[pyclass(frozen, name = "Sent", module = "fabricast", get_all)]
 #[derive(Debug)]
 pub(crate) struct PySent {
-    /// Its position in the order of the topic's messages on this node; None if it had no
+    /// Position of the message in the order of the topic's messages on this node; None if it had no
     /// subscriber, or was dropped.
     position: Option<u64>,
     /// Number of subscribers that it was delivered to.
@@ -327,7 +327,7 @@ impl PyPublisher {
         Ok(self.publisher.get("count subscribers")?.subscribers())
     }
 
-    /// Its topic's name.
+    /// Name of the publisher's topic.
     #[getter]
     fn topic(&self) -> Result<String> {
         Ok(self.publisher.get("get topic of publisher")?.topic().to_owned())
@@ -445,7 +445,7 @@ impl PyLoan {
 
 #[pymethods]
 impl PyLoan {
-    /// Its memory, as an array to be written.
+    /// The loan's memory, as an array to be written.
     #[getter]
     fn array(&self) -> Result<Array> {
         let memory = self.memory().clone();

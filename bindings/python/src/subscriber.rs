@@ -130,7 +130,7 @@ impl PySubscriber {
         self.with(py, "count missed messages", |subscriber| Ok(subscriber.missed()))
     }
 
-    /// Its topic's name.
+    /// Name of the subscriber's topic.
     #[getter]
     fn topic(&self) -> &str {
         &self.topic
@@ -240,7 +240,7 @@ impl PySample {
 
 #[pymethods]
 impl PySample {
-    /// Its memory, as a read-only array.
+    /// The sample's memory, as a read-only array.
     #[getter]
     fn array(&self) -> Result<Array> {
         let operation = "access sample";
@@ -259,20 +259,20 @@ impl PySample {
         &self.metadata
     }
 
-    /// Whether it is still held. It is not if its subscriber was evicted: then its memory may belong
-    /// to another message.
+    /// True if the message is still held: not if its subscriber was evicted. Then its memory may
+    /// belong to another message.
     #[getter]
     fn is_valid(&self) -> Result<bool> {
         self.get("check sample", Sample::is_valid)
     }
 
-    /// Its number among the messages of its publisher, from 1 on.
+    /// Number of the message among those of its publisher, from 1 on.
     #[getter]
     fn sequence(&self) -> Result<u64> {
         self.get("get sequence of sample", Sample::sequence)
     }
 
-    /// Its publisher: unique on the node of its origin.
+    /// The message's publisher: unique on the node of its origin.
     #[getter]
     fn publisher(&self) -> Result<u64> {
         self.get("get publisher of sample", |sample| sample.publisher().as_u64())

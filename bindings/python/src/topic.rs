@@ -31,7 +31,7 @@ impl PyTopic {
 
 #[pymethods]
 impl PyTopic {
-    /// Its name.
+    /// The topic's name.
     #[getter]
     fn name(&self) -> &str {
         self.topic.name()

@@ -169,7 +169,7 @@ pub(crate) fn interruptibly<T: Send + 'static, E: Into<Failure> + Send + 'static
     interruptibly_or(py, operation, call, drop)
 }
 
-/// As [`interruptibly`]; the result of a call that goes on is abandoned in this way.
+/// Like [`interruptibly`], but the result of a call that goes on is abandoned in this way.
 ///
 /// # Errors
 /// As for [`interruptibly`].

@@ -40,7 +40,7 @@ def on_host(array):
 
 
 class CudaArray:
-    """As CuPy: an array at an address of a device."""
+    """Like CuPy: an array at an address of a device."""
 
     def __init__(self, address, shape, typestr="<f4", strides=None, owner=None):
         self.owner = owner
@@ -173,7 +173,7 @@ def hold_shared(connection):
 
 
 def test_owner_of_shared_memory_is_kept(tmp_path, monkeypatch):
-    """As a tensor of PyTorch, whose memory its allocator would use again."""
+    """The owner is like a tensor of PyTorch, whose memory its allocator would use again."""
     monkeypatch.setenv("FABRICAST_DIRECTORY", str(tmp_path))
 
     class Owner:

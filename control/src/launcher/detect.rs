@@ -43,7 +43,7 @@ pub enum Launcher {
         rank: u32,
         /// The number of ranks.
         size: u32,
-        /// Its rank on its machine.
+        /// The process's rank on its machine.
         local: Option<LocalRank>,
         /// Identifies the job, and each restart of it.
         job: String,
@@ -51,7 +51,7 @@ pub enum Launcher {
 }
 
 impl fmt::Display for Launcher {
-    /// As [`Exchange::name`](super::Exchange::name).
+    /// Writes the name, like [`Exchange::name`](super::Exchange::name).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Single => f.write_str("no launcher"),

@@ -25,9 +25,9 @@ const MAX_FAILURE: usize = 1024;
 /// What a rank contributes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Contribution<'a> {
-    /// Its bytes.
+    /// The rank's bytes.
     Bytes(&'a [u8]),
-    /// It could not start, for this reason: all ranks fail with it.
+    /// The rank could not start, for this reason: all ranks fail with it.
     Failed(&'a str),
 }
 

@@ -163,11 +163,11 @@ pub fn all_gather(own: &[u8], ranks: usize, timeout: Duration) -> Result<Option<
 pub struct Part<'a> {
     /// Byte offset in the memory.
     pub at: usize,
-    /// Its contents from there.
+    /// The message's contents from there.
     pub datatype: &'a Datatype,
     /// The other rank.
     pub rank: u32,
-    /// Its tag.
+    /// The message's tag.
     pub tag: u32,
 }
 

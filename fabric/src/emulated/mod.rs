@@ -1,16 +1,16 @@
 //! A provider inside of this process, for tests: it registers memory of emulated devices, and shows
 //! selected faults of real providers.
 //!
-//! Its endpoints reach each other if they were opened from the same offer or its clones. Messages
-//! and host memory always arrive whole and in order. A [`Fault`] concerns operations on device
-//! memory only.
+//! Emulated endpoints reach each other if they were opened from the same offer or its clones.
+//! Messages and host memory always arrive whole and in order. A [`Fault`] concerns operations on
+//! device memory only.
 //!
-//! Its parts: `network` has the open objects and carries out operations; `objects` has the tables
-//! of functions.
+//! The parts: `open_objects` has the open objects and carries out operations;
+//! `function_tables` has the tables of functions.
 #![allow(unsafe_code)]
 
-mod network;
-mod objects;
+mod function_tables;
+mod open_objects;
 #[cfg(test)]
 mod tests;
 
@@ -90,6 +90,6 @@ pub fn offer(fault: Fault) -> Result<Offer> {
         domain.name = domain_name;
         info
     };
-    let opener = FabricOpener::new(network::create(fault), objects::fabric);
+    let opener = FabricOpener::new(open_objects::create(fault), function_tables::fabric);
     Ok(Offer::adopt(info, Threading::Safe).emulated_by(opener))
 }

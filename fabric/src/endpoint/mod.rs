@@ -194,8 +194,8 @@ impl<'q> EndpointBuilder<'q> {
         self
     }
 
-    /// Whether device memory may go peer to peer (`FI_OPT_FI_HMEM_P2P`). A provider without this
-    /// choice ignores it; one that cannot obey refuses the endpoint.
+    /// Sets the policy for device memory that may go peer to peer (`FI_OPT_FI_HMEM_P2P`). A
+    /// provider without this choice ignores it; one that cannot obey refuses the endpoint.
     pub fn peer_to_peer(mut self, policy: PeerToPeer) -> Self {
         self.peer_to_peer = Some(policy);
         self
@@ -443,7 +443,7 @@ impl Endpoint {
         self.handle.as_fid() as usize == endpoint
     }
 
-    /// Whether device memory may go peer to peer (`FI_OPT_FI_HMEM_P2P`).
+    /// Sets the policy for device memory that may go peer to peer (`FI_OPT_FI_HMEM_P2P`).
     ///
     /// # Errors
     /// `NotSupported` if the provider has no such choice.
@@ -533,7 +533,7 @@ impl MemoryRegion {
     }
 }
 
-/// Whether device memory goes directly between devices.
+/// Policy for transfers of device memory directly between devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum PeerToPeer {

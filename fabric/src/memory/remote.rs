@@ -189,7 +189,7 @@ impl RemoteSlice {
         self.access
     }
 
-    /// Its address, and the key.
+    /// The slice's address, and the key.
     #[inline]
     pub(crate) fn address(&self) -> (u64, u64) {
         (self.address, self.key)

@@ -89,7 +89,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The same text as `Display`, as with [`Error`].
+/// Writes the same text as `Display`, as with [`Error`].
 impl fmt::Debug for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !f.alternate() {

@@ -58,7 +58,7 @@ struct Slot {
     immediate: u32,
     /// Bytes of payload.
     payload: u32,
-    /// Its number in `PostedChunks`.
+    /// The chunk's number in `PostedChunks`.
     post_number: u64,
 }
 
@@ -123,11 +123,11 @@ pub(super) struct ChunkPoster {
 /// The write of a chunk that is still to be posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PartialChunk {
-    /// Its payload: the next call with the same header posts it, also for another message with that
-    /// header.
+    /// The chunk's payload: the next call with the same header posts it, also for another message
+    /// with that header.
     Payload(ChunkHeader),
-    /// Its flag, at this offset. The payload is in flight, so the chunk counts as written: no other
-    /// payload may be posted for it.
+    /// The chunk's flag, at this offset. The payload is in flight, so the chunk counts as written:
+    /// no other payload may be posted for it.
     Flag(u64),
 }
 

@@ -1,7 +1,7 @@
 //! Memory of a port that its peers write without a chunk: targets of notices, and credit.
 //!
-//! It belongs to the port, not to a ring: a late write to deregistered memory breaks the connection
-//! for all rings.
+//! This memory belongs to the port, not to a ring: a late write to deregistered memory breaks the
+//! connection for all rings.
 
 use super::credit_format::{self, Credit};
 use super::memory::RegistrationScope;

@@ -11,8 +11,8 @@ pub const MIN_GRANULE: u64 = 64;
 /// Chunks that may be in a ring at the same time. A notice has the lower 16 bits of a chunk's
 /// number, and duplicates must be distinguishable from chunks ahead.
 pub const MAX_CHUNKS: u64 = 1 << 14;
-/// The same for a ring with [separate headers](ChunkLayout::SeparateHeader), each of which needs
-/// its own memory.
+/// Chunks of a ring with [separate headers](ChunkLayout::SeparateHeader), each of which needs its
+/// own memory.
 pub const MAX_CHUNKS_SEPARATE_HEADER: u64 = 1 << 10;
 /// The smallest ring, in bytes.
 pub(super) const MIN_CAPACITY: u64 = 16 * MIN_GRANULE;
@@ -74,14 +74,14 @@ impl RingGeometry {
         is_good.then_some(geometry)
     }
 
-    /// The same with another layout of chunks.
+    /// Replaces the layout of chunks.
     #[inline]
     pub fn with_layout(self, layout: ChunkLayout) -> Self {
         Self { layout, ..self }
     }
 
-    /// The same with room for bytes of the application in each separate header. None if there are
-    /// too many, or no separate headers.
+    /// Adds room for bytes of the application in each separate header. None if there are too many,
+    /// or no separate headers.
     pub fn with_inline_data(self, inline_data: u16) -> Option<Self> {
         let is_possible = inline_data == 0
             || self.layout == ChunkLayout::SeparateHeader && inline_data <= MAX_INLINE_DATA;

@@ -17,8 +17,8 @@
 //!
 //! The position distinguishes an old header, left in the ring from an earlier round, from the
 //! expected one. The checksum detects headers that were only partly written, or never were headers.
-//! It does not protect against a hostile peer: the reader checks every field. It is a sum of
-//! products, since a CRC of so few bytes would take as long as the rest of a short message.
+//! The checksum does not protect against a hostile peer: the reader checks every field. It is a sum
+//! of products, since a CRC of so few bytes would take as long as the rest of a short message.
 
 /// Bytes of a header: a granule.
 pub const HEADER_LEN: u64 = 64;

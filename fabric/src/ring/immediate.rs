@@ -49,7 +49,7 @@ pub enum RingNotice {
 pub struct Immediate {
     /// Index of the ring at the receiving side.
     pub ring: u16,
-    /// Its epoch, of which only the lower four bits are transmitted.
+    /// The ring's epoch, of which only the lower four bits are transmitted.
     pub epoch: u32,
     /// The event.
     pub notice: RingNotice,

@@ -60,14 +60,14 @@ pub(super) struct RingMemory {
     region: MemoryRegion,
     /// Separate headers, if the layout has them.
     headers: Option<MemoryRegion>,
-    /// The same memory and headers, registered with the domains of extra lanes.
+    /// Memory and headers, registered with the domains of extra lanes.
     lane_regions: Vec<(MemoryRegion, Option<MemoryRegion>)>,
     /// Chunks whose views were dropped, a bit each, by number: set by the thread that drops a view,
     /// cleared by the reader.
     released: Box<[AtomicU64]>,
     /// The reader sleeps and must be woken when a view is dropped.
     is_asleep: AtomicBool,
-    /// Its quota of the queue is returned once nothing more can arrive.
+    /// The quota of the queue is returned once nothing more can arrive.
     quota: QueueQuota,
     /// The waker of the reader's queue.
     waker: Waker,
@@ -144,7 +144,7 @@ impl RingMemory {
         self.geometry.capacity()
     }
 
-    /// Its quota of the queue.
+    /// The ring's quota of the queue.
     pub(super) fn quota(&self) -> &QueueQuota {
         &self.quota
     }

@@ -117,7 +117,7 @@ impl NotifyMode {
         }
     }
 
-    /// Its name on a command line.
+    /// The mode's name on a command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -53,17 +53,17 @@ pub enum ProtocolError {
     },
     /// There is no chunk at the position of the next one.
     MissingChunk {
-        /// Its position.
+        /// The chunk's position.
         position: u64,
     },
     /// The chunk does not continue its message, or is longer than a chunk may be.
     Misplaced {
-        /// Its sequence number.
+        /// The chunk's sequence number.
         sequence: u64,
     },
     /// The number of bytes that arrived differs from the header.
     WrongLength {
-        /// Its sequence number.
+        /// The chunk's sequence number.
         sequence: u64,
         /// Bytes that arrived.
         received: u64,

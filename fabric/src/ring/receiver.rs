@@ -89,7 +89,7 @@ pub struct RingReceiver {
     /// The user closed it. It stays until the writer has nothing in flight.
     is_closing: bool,
     is_close_notice_due: bool,
-    /// It is in the port's list of events.
+    /// The ring is in the port's list of events.
     is_event_queued: bool,
 }
 

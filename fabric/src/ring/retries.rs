@@ -93,7 +93,7 @@ mod tests {
 
     const STEP: Duration = Duration::from_micros(50);
 
-    /// As a port does in each step. None while no attempt is due.
+    /// Attempts a notice like a port in each step. None while no attempt is due.
     fn attempt(retries: &mut Retries, peer: Peer, now: Instant) -> Option<bool> {
         let refused = retries.allows(peer, now).then(|| retries.refused(peer, now));
         retries.sweep();

@@ -64,7 +64,7 @@ pub struct SenderStatistics {
 pub struct RingSender {
     writer: WriterState,
     mode: NotifyMode,
-    /// Its quota of the queue.
+    /// The ring's quota of the queue.
     quota: QueueQuota,
     chunk_poster: ChunkPoster,
     /// Tracks which chunks go by which lane, if there are several.
@@ -82,10 +82,10 @@ pub struct RingSender {
     /// The reader closed the ring and returns no more credit.
     is_reader_closed: bool,
     end: EndNotice,
-    /// Its user closed it: it exists until the end notice is sent.
+    /// The user closed the ring: it exists until the end notice is sent.
     is_closing: bool,
     confirms_end_notice: bool,
-    /// It is in the port's list of events.
+    /// The ring is in the port's list of events.
     is_event_queued: bool,
 }
 

@@ -26,12 +26,12 @@ pub struct Message {
 }
 
 impl Message {
-    /// Its number: one more than that of the previous message.
+    /// The message's number: one more than that of the previous message.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Its length in bytes.
+    /// The message's length in bytes.
     pub fn length(&self) -> u64 {
         self.length
     }
@@ -196,8 +196,8 @@ impl WriterState {
         self.plan_within(message, u64::MAX)
     }
 
-    /// The same for a chunk of at most `most` bytes of payload, at least one: where a message is
-    /// assembled from pieces, a chunk has bytes of only one.
+    /// Like [`plan`](Self::plan), for a chunk of at most `most` bytes of payload, at least one:
+    /// where a message is assembled from pieces, a chunk has bytes of only one.
     pub fn plan_within(&self, message: &Message, most: u64) -> Result<Chunk, Refused> {
         if !self.is_next(message) {
             return Err(Refused::Stale);
@@ -291,7 +291,7 @@ impl WriterState {
         credit.epoch == self.epoch && self.credit_to(credit.head)
     }
 
-    /// As [`credit`](Self::credit), for this epoch.
+    /// Like [`credit`](Self::credit), for this epoch.
     pub fn credit_to(&mut self, head: u64) -> bool {
         if head <= self.credit || head > self.tail {
             return false;

@@ -118,7 +118,7 @@ impl Child {
         }
     }
 
-    /// Its memory over time.
+    /// The child's memory over time.
     pub fn memory(&self) -> Memory {
         let age = self.started.elapsed();
         let peak_between = |from: u32, until: u32| {

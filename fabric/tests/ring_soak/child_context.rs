@@ -17,7 +17,7 @@ use crate::failure::Failure;
 
 /// How long a child waits for its ring before it reads the control channel.
 pub const WAIT_SLICE: Duration = Duration::from_millis(20);
-/// The same without a ring.
+/// How long a child without a ring waits before it reads the control channel.
 const IDLE_SLICE: Duration = Duration::from_millis(2);
 /// Shortest time between two reads of the control channel while busy.
 const READ_INTERVAL: Duration = Duration::from_millis(1);

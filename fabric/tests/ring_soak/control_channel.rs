@@ -54,21 +54,21 @@ pub struct RingPlan {
 /// What a reader does with its old ring.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum ReaderMode {
-    /// It opens the new one on a new endpoint.
+    /// The reader opens the new ring on a new endpoint.
     NewEndpoint,
-    /// It forgets the old one, and opens another on the same endpoint: a later epoch, in new
-    /// memory.
+    /// The reader forgets the old ring, and opens another on the same endpoint: a later epoch, in
+    /// new memory.
     SameEndpoint,
 }
 
 /// What a writer does with its old ring.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum WriterMode {
-    /// It opens a new endpoint.
+    /// The writer opens a new endpoint.
     NewEndpoint,
-    /// It drops the old ring, and accepts the new one on the same endpoint.
+    /// The writer drops the old ring, and accepts the new one on the same endpoint.
     SameEndpointDrained,
-    /// The same, with writes in flight.
+    /// Like [`Self::SameEndpointDrained`], with writes in flight.
     SameEndpoint,
 }
 

@@ -8,7 +8,7 @@ use crate::supervisor::{STALL_TIMEOUT, Supervisor};
 
 /// Longest interval without a fault.
 const MAX_FAULT_INTERVAL: Duration = Duration::from_secs(2);
-/// The same within a burst: shorter than a process takes to start.
+/// Longest interval between faults of a burst: shorter than a process takes to start.
 const BURST_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What may happen.

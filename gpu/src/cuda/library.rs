@@ -181,7 +181,7 @@ fn find() -> Result<Functions> {
     Ok(functions)
 }
 
-/// As `13.0`.
+/// Formats a version, such as `13.0`.
 pub(super) fn version_text(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cudarc::driver::sys;
 use sys::CUpointer_attribute_enum as Attribute;
 
-use super::device::count;
+use super::device_driver::count;
 use super::library::{self, Address, Code, Functions};
 
 /// Where the memory at an address is located, as far as CUDA knows.

@@ -1,12 +1,12 @@
 //! Devices behind NVIDIA's driver, and the context that all their objects share.
 #![allow(unsafe_code)]
 
-mod device;
+mod device_driver;
 mod kernels;
 mod library;
 mod locate;
-mod memory;
-mod stream;
+mod memory_driver;
+mod stream_driver;
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,12 +18,12 @@ use self::kernels::Kernels;
 use self::library::{
     CONTEXT_DESTROYED, Code, DEINITIALIZED, Functions, INVALID_CONTEXT, NOT_READY,
 };
-use self::memory::{AccumulatorPool, PinnedBufferPool};
+use self::memory_driver::{AccumulatorPool, PinnedBufferPool};
 use crate::device_name::{DeviceName, Implementation};
 use crate::error::{Error, ErrorKind, Result};
 use crate::stream_waits::any_stream_waits;
 
-pub(crate) use device::{Device, count, uuid};
+pub(crate) use device_driver::{Device, count, uuid};
 pub(crate) use library::functions;
 pub(crate) use locate::{PointerLocation, locate};
 
@@ -36,7 +36,7 @@ struct Context {
     kernels: Kernels,
     pinned_buffers: PinnedBufferPool,
     accumulators: AccumulatorPool,
-    /// Of [`memory::handle_types`].
+    /// Of [`memory_driver::handle_types`].
     handle_types: OnceLock<u32>,
     /// Another library destroyed the context, or the driver shut down: no object of it is used
     /// or freed any more.

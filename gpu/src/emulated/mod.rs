@@ -12,9 +12,9 @@ mod faults;
 #[path = "no_faults.rs"]
 mod faults;
 #[cfg(feature = "fault-injection")]
-mod foreign;
-mod memory;
-mod stream;
+mod foreign_memory;
+mod memory_files;
+mod stream_thread;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -27,9 +27,9 @@ pub use faults::{
     refuse_read_only_registrations, refuse_records, refuse_words,
 };
 #[cfg(feature = "fault-injection")]
-pub use foreign::ForeignMemory;
-use memory::Physical;
-pub(crate) use memory::attributes;
+pub use foreign_memory::ForeignMemory;
+use memory_files::Physical;
+pub(crate) use memory_files::attributes;
 
 use crate::device_name::DeviceName;
 use crate::driver::{
@@ -91,7 +91,7 @@ fn state(number: u32) -> &'static State {
     &STATES[number as usize % STATES.len()]
 }
 
-/// The same in every process, like a real device's.
+/// UUID of a device: equal in every process, like a real device's.
 pub(crate) fn uuid(number: u32) -> Uuid {
     let mut bytes = *b"fabricast-host-0";
     bytes[15] += number as u8;
@@ -183,13 +183,13 @@ impl DeviceDriver for Device {
 
     fn allocate(&self, length: u64) -> Result<u64> {
         self.state().take("allocate memory", length)?;
-        memory::allocate(Some(self.number), Allocator::Plain, length)
+        memory_files::allocate(Some(self.number), Allocator::Plain, length)
             .inspect_err(|_| self.state().give_back(length))
     }
 
     unsafe fn free(&self, address: u64) -> Result<()> {
-        stream::wait_until_no_stream_waits();
-        let length = memory::free(address)?;
+        stream_thread::wait_until_no_stream_waits();
+        let length = memory_files::free(address)?;
         self.state().give_back(length);
         Ok(())
     }
@@ -206,7 +206,7 @@ impl DeviceDriver for Device {
     }
 
     fn reserve(&self, length: u64) -> Result<Box<dyn AddressRangeDriver>> {
-        Ok(Box::new(memory::AddressRange::reserve(length)?))
+        Ok(Box::new(memory_files::AddressRange::reserve(length)?))
     }
 
     fn legacy_export(&self, _address: u64) -> Result<[u8; 64]> {
@@ -229,7 +229,7 @@ impl DeviceDriver for Device {
     }
 
     fn retain(&self, address: u64) -> Result<Mapped> {
-        memory::retain(address).ok_or_else(|| {
+        memory_files::retain(address).ok_or_else(|| {
             let detail = format!("nothing is mapped at {address:#x}");
             Error::new("query mapped memory", ErrorKind::InvalidArgument, detail)
         })
@@ -261,12 +261,12 @@ impl DeviceDriver for Device {
         if is_read_only && self.state().faults.has(Fault::ReadOnly) {
             return not_supported("register host memory", "registrations of read-only memory");
         }
-        memory::register(address, length)
+        memory_files::register(address, length)
     }
 
     unsafe fn unregister(&self, address: u64) -> Result<()> {
-        stream::wait_until_no_stream_waits();
-        memory::unregister(address);
+        stream_thread::wait_until_no_stream_waits();
+        memory_files::unregister(address);
         Ok(())
     }
 
@@ -275,11 +275,11 @@ impl DeviceDriver for Device {
     }
 
     fn pinned_buffer(&self, length: usize) -> Result<Box<dyn PinnedBuffer>> {
-        Ok(Box::new(memory::PinnedBlock::new(length)?))
+        Ok(Box::new(memory_files::PinnedBlock::new(length)?))
     }
 
     fn stream(&self) -> Result<Box<dyn StreamDriver>> {
-        Ok(Box::new(stream::Stream::start(self.state())?))
+        Ok(Box::new(stream_thread::Stream::start(self.state())?))
     }
 
     unsafe fn adopt_stream(&self, handle: u64) -> Result<Box<dyn StreamDriver>> {
@@ -292,7 +292,7 @@ impl DeviceDriver for Device {
     }
 
     fn event(&self) -> Result<Arc<dyn EventDriver>> {
-        Ok(Arc::new(stream::Event::default()))
+        Ok(Arc::new(stream_thread::Event::default()))
     }
 
     fn is_event_done(&self, event: &dyn EventDriver) -> Result<bool> {

@@ -36,7 +36,7 @@ pub struct Block {
     pub to: u64,
     /// The offset in the source range.
     pub from: u64,
-    /// Its length in bytes; 0 is allowed.
+    /// The block's length in bytes; 0 is allowed.
     pub length: u64,
 }
 
@@ -114,7 +114,7 @@ impl Stream {
         self.copy_each(to, from, blocks.iter().copied(), by)
     }
 
-    /// As [`copy_blocks`](Self::copy_blocks), for blocks from an iterator: it is used several
+    /// Like [`copy_blocks`](Self::copy_blocks), for blocks from an iterator: it is used several
     /// times, and must return the same blocks each time.
     ///
     /// # Errors

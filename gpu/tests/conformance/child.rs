@@ -130,7 +130,7 @@ fn import(fixture: &Fixture, arguments: &[&str]) {
     wait_for_end_of_input();
 }
 
-/// The same with memory in pieces, each of which is closed as soon as it is mapped.
+/// Imports memory in pieces, each of which is closed as soon as it is mapped.
 fn import_pieces(fixture: &Fixture, arguments: &[&str]) {
     let numbers: Vec<u64> = arguments.iter().map(|number| number.parse().unwrap()).collect();
     let [offset, length, lengths @ ..] = &numbers[..] else {

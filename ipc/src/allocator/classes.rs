@@ -44,7 +44,7 @@ impl Class {
         Some(Self::of(rounded))
     }
 
-    /// Its index among all classes.
+    /// The class's index among all classes.
     #[inline]
     pub(super) fn index(self) -> usize {
         self.level * PARTS + self.part

@@ -64,7 +64,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// As one word, for entries of queues, for example.
+    /// Encodes the block as one word, for entries of queues, for example.
     #[must_use]
     pub fn to_bits(self) -> u64 {
         layout::pair(self.generation, self.number)
@@ -124,11 +124,11 @@ pub struct BlockRange {
 /// A block, as [`Allocator::blocks`] lists it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockInfo {
-    /// Its name.
+    /// The block's name.
     pub block: Block,
-    /// Its range.
+    /// The block's range.
     pub range: BlockRange,
-    /// Its owner; None if it is free.
+    /// The block's owner; None if it is free.
     pub owner: Option<Owner>,
 }
 
@@ -180,7 +180,7 @@ pub enum AllocatorError {
     NotOwner {
         /// The named block.
         block: Block,
-        /// Its owner.
+        /// The block's owner.
         owner: Owner,
     },
     /// The new extent overlaps an existing one, or is not a whole number of granules.

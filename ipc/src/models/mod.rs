@@ -3,11 +3,11 @@
 //!
 //! `scripts/test loom` runs them.
 
-mod doorbell;
-mod lock;
-mod marked_doorbell;
-mod queue;
-mod watch;
+mod doorbell_model;
+mod lock_model;
+mod marked_doorbell_model;
+mod queue_model;
+mod watch_model;
 
 use std::cell::Cell;
 use std::collections::HashMap;

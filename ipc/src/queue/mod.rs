@@ -65,13 +65,13 @@ pub struct Queue<W, const E: usize> {
 /// The policy for an entry without space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OverflowPolicy {
-    /// It is rejected: the publisher waits, or continues without it.
+    /// The new entry is rejected: the publisher waits, or continues without it.
     Reject,
     /// The oldest entry is dropped. Its subscribers that had not read it learn how many they
     /// missed; the others miss nothing.
     DropOldest,
-    /// It is rejected if no subscriber has space for it. If some have, the oldest entry is
-    /// dropped as with [`DropOldest`](Self::DropOldest): slow subscribers miss it, and delay no
+    /// The new entry is rejected if no subscriber has space for it. If some have, the oldest entry
+    /// is dropped as with [`DropOldest`](Self::DropOldest): slow subscribers miss it, and delay no
     /// others.
     DropNewest,
 }

@@ -13,7 +13,7 @@ use crate::words::Words;
 /// The result of publishing an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Published {
-    /// Its position in the order of all entries.
+    /// The entry's position in the order of all entries.
     pub position: u64,
     /// The number of its subscribers.
     pub readers: u32,

@@ -21,14 +21,14 @@ pub struct SubscriptionId {
 }
 
 impl SubscriptionId {
-    /// Its slot among the subscribers.
+    /// Slot of the subscription among the subscribers.
     #[inline]
     #[must_use]
     pub fn index(self) -> u32 {
         self.index
     }
 
-    /// Its participant.
+    /// Participant of the subscription.
     #[must_use]
     pub fn participant(self) -> Option<Participant> {
         Participant::from_number(self.name as u32)
@@ -71,13 +71,13 @@ impl Subscriber {
         Self { resumed, reported, missed, ..self }
     }
 
-    /// Its slot among the subscribers.
+    /// The subscriber's slot among all.
     #[must_use]
     pub fn index(&self) -> u32 {
         self.subscription_id.index
     }
 
-    /// Its id, by which other threads act on it.
+    /// The subscriber's id, by which other threads act on it.
     #[must_use]
     pub fn subscription_id(&self) -> SubscriptionId {
         self.subscription_id
@@ -115,7 +115,7 @@ impl Subscriber {
 pub struct TakenEntry<const E: usize> {
     /// The published words.
     pub entry: [u64; E],
-    /// Its position in the order of all entries.
+    /// The entry's position in the order of all entries.
     pub position: u64,
     /// Entries missed since the previous one, as [`Subscriber::missed`] counts.
     pub missed: u64,

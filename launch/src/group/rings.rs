@@ -19,11 +19,11 @@ const WITHDRAWAL_TIMEOUT: Duration = Duration::from_millis(200);
 /// What the reader of a ring tells its writer.
 #[derive(Serialize, Deserialize)]
 enum RingMessage {
-    /// It listens here.
+    /// The reader listens here.
     Offer { address: SocketAddr, key: [u8; 16] },
-    /// It has given up: its last offer is void.
+    /// The reader has given up: its last offer is void.
     Withdrawn,
-    /// It cannot listen, with the cause.
+    /// The reader cannot listen, with the cause.
     Refused(String),
 }
 

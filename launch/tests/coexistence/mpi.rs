@@ -37,7 +37,7 @@ impl Implementation {
         }
     }
 
-    /// Its launcher, for more ranks than processors.
+    /// The implementation's launcher, for more ranks than processors.
     pub(crate) fn launcher(self) -> &'static [&'static str] {
         match self {
             Self::OpenMpi => &[

@@ -22,7 +22,7 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a leaving process waits for its service's answer, or for another service if there is
 /// none.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The same for a stopped service, which may be stopped only for a moment.
+/// How long a leaving process waits for a stopped service, which may be stopped only for a moment.
 const STOPPED_SERVICE_LEAVE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Between two attempts to rejoin a service that cannot accept this process now, or to take a held
 /// lock.
@@ -239,7 +239,7 @@ fn run_once(shared: &MembershipState, link: &Link, sent: &mut SentRequests) -> N
     }
 }
 
-/// Whether a leaving process stops waiting for its service's answer. It has dropped all its
+/// Returns true if a leaving process stops waiting for its service's answer. It has dropped all its
 /// handles, and the service detects its exit in any case.
 fn leave_timed_out(shared: &MembershipState, waited: Duration) -> bool {
     if waited < STOPPED_SERVICE_LEAVE_TIMEOUT {
@@ -338,7 +338,7 @@ fn handle_notice(shared: &MembershipState, channel: &Channel, message: Message) 
     Ok(Next::Continue)
 }
 
-/// Whether the service would give the same answer again.
+/// Returns true if the service would give the same answer again.
 fn is_final(reason: &Error) -> bool {
     use ErrorKind::{Closed, Denied, InvalidArgument, Malformed, VersionMismatch};
     matches!(reason.kind(), Closed | Denied | InvalidArgument | Malformed | VersionMismatch)

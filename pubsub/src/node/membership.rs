@@ -107,7 +107,7 @@ impl MembershipState {
         self.has_left.store(true, Ordering::Release);
     }
 
-    /// Whether the node has any other member.
+    /// Returns true if the node has any other member.
     pub(super) fn has_other_members(&self) -> bool {
         let living = self.participants().living_participants();
         living.into_iter().any(|it| it != self.me && self.node_segment.is_member(it))
@@ -240,7 +240,7 @@ impl MembershipState {
         self.call_within(operation, self.options.service_timeout, request)
     }
 
-    /// As [`call`](Self::call), with a timeout of its own.
+    /// Like [`call`](Self::call), with a timeout of its own.
     pub(super) fn call_within(
         &self,
         operation: &'static str,

@@ -100,7 +100,8 @@ struct Link {
 struct Welcome {
     participant: u32,
     node_segment: OwnedFd,
-    /// Its end is the service's, whatever descriptors children keep open.
+    /// The service's process: its exit is the end of the service, whatever descriptors children
+    /// keep open.
     service: PidFd,
     pidfds: Vec<(Participant, PidFd)>,
 }
@@ -183,7 +184,7 @@ impl Node {
     /// [budgets](crate::Budgets::check) or labels; [`Denied`](ErrorKind::Denied),
     /// [`TooMany`](ErrorKind::TooMany).
     ///
-    /// Whether other nodes can be reached is known later. [`NetworkOptions::check`] and
+    /// Joining does not check that other nodes can be reached. [`NetworkOptions::check`] and
     /// [`check_provider`] reject options that can never work.
     ///
     /// [`NetworkOptions::check`]: crate::NetworkOptions::check
@@ -291,7 +292,7 @@ impl Node {
         self.membership.shared.options.service_timeout
     }
 
-    /// As [`open`](Self::open), with a timeout of its own for the answer.
+    /// Like [`open`](Self::open), with a timeout of its own for the answer.
     pub(crate) fn open_within(&self, name: &str, timeout: Duration) -> Result<Topic> {
         self.open_topic(name, None, timeout)
     }
@@ -343,7 +344,7 @@ impl Node {
         self.membership.shared.node_segment.identity().to_string()
     }
 
-    /// Whether this process serves the node now; that can change. A
+    /// Returns true if this process serves the node now; that can change. A
     /// [dedicated](ServiceMode::Dedicated) service starts once the embedded one has handed over.
     #[must_use]
     pub fn serves(&self) -> bool {
@@ -384,13 +385,13 @@ impl Topic {
         Subscriber::new(self.context.clone())
     }
 
-    /// Its name.
+    /// The topic's name.
     #[must_use]
     pub fn name(&self) -> &str {
         self.context.topic.name()
     }
 
-    /// Its settings.
+    /// The topic's settings.
     ///
     /// # Errors
     /// [`NoDevice`](ErrorKind::NoDevice) if it uses memory of a device that this process does not

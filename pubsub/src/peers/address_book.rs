@@ -27,9 +27,9 @@ const OCCUPIED_BEFORE_BACKOFF: u32 = 10;
 /// Where an address comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AddressSource {
-    /// It was configured.
+    /// A configured address.
     Configured,
-    /// It was configured, and its node is asked for others.
+    /// A configured address whose node is asked for others.
     Rendezvous,
     /// A rendezvous reported it.
     Learned,
@@ -41,7 +41,7 @@ enum DialState {
     Backoff { until: Duration },
     /// Being dialled, or connected.
     Active,
-    /// It is an address of this node.
+    /// The address is this node's own.
     OwnAddress,
 }
 
@@ -51,7 +51,7 @@ struct AddressEntry {
     state: DialState,
     /// The node that was there last, or is reported to be there.
     node: Option<NodeId>,
-    /// Its last label.
+    /// The last label of that node.
     label: Option<String>,
     /// Since when it is in its state.
     since: Duration,
@@ -248,7 +248,7 @@ impl AddressBook {
         }
     }
 
-    /// Whether a node is at an address configured as a rendezvous.
+    /// Returns true if a node is at an address configured as a rendezvous.
     pub(super) fn is_rendezvous(&self, node: &NodeId) -> bool {
         self.entries.values().any(|entry| {
             entry.origin == AddressSource::Rendezvous && entry.node.as_ref() == Some(node)
@@ -337,7 +337,7 @@ impl AddressBook {
         }
     }
 
-    /// Whether a node was last reached at one of the addresses, or is reported to be there.
+    /// Returns true if a node was last reached at one of the addresses, or is reported to be there.
     pub(super) fn contains(&self, node: &NodeId) -> bool {
         self.entries.values().any(|entry| entry.node.as_ref() == Some(node))
     }
@@ -382,7 +382,7 @@ pub(super) enum DialOutcome {
     /// A session exists with another service of the same node id.
     SessionExists,
     Duplicate,
-    /// It was a session of this duration.
+    /// The session ended, after this duration.
     Lost {
         lasted: Duration,
     },

@@ -54,7 +54,7 @@ pub(crate) enum GoodbyeReason {
 }
 
 impl CloseReason {
-    /// Whether this side refused a connection that is not a node's.
+    /// Returns true if this side refused a connection that is not a node's.
     pub(super) fn is_refusal(&self) -> bool {
         use GoodbyeReason::{HandshakeTimeout, Malformed, TooManyConnections};
         match self {
@@ -85,12 +85,12 @@ impl CloseReason {
         }
     }
 
-    /// Whether one side has a session with another service of the same node id.
+    /// Returns true if one side has a session with another service of the same node id.
     pub(super) fn is_session_conflict(&self) -> bool {
         matches!(self, Self::Closed(why) | Self::Refused { why, .. } if *why == GoodbyeReason::SessionExists)
     }
 
-    /// Whether the next attempt will most likely fail, too.
+    /// Returns true if the next attempt will most likely fail, too.
     pub(super) fn is_permanent(&self) -> bool {
         use GoodbyeReason::{IdentityConflict, Malformed, Superseded, TooManyConnections};
         match self {
@@ -110,7 +110,7 @@ impl fmt::Display for CloseReason {
             Self::Malformed(what) => write!(f, "{}: {what}", GoodbyeReason::Malformed),
             Self::VersionMismatch(version) => {
                 write!(f, "protocol version {version} of the peer differs from ")?;
-                write!(f, "version {} of this build", super::protocol::VERSION)
+                write!(f, "version {} of this build", super::node_protocol::VERSION)
             }
             Self::Refused { why, detail } => {
                 write!(f, "the peer closed the connection: {why:?}: {detail}")

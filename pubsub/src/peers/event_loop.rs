@@ -66,7 +66,7 @@ enum PollSource {
     Wake,
     Listener,
     Connection(ConnectionId),
-    /// Whether it is the second attempt.
+    /// Index of an attempt; true for its second stream.
     DialAttempt(usize, bool),
     ClosingConnection,
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Mutex;
 
-use super::event::PeerEvent;
+use super::peer_event::PeerEvent;
 use crate::lock::lock;
 use crate::wake::WakeFd;
 
@@ -60,7 +60,7 @@ impl PeerEventQueue {
         (event, has_room)
     }
 
-    /// Whether reading should pause; after a pause it resumes below half only.
+    /// Returns true if reading should pause; after a pause it resumes below half only.
     pub(super) fn is_full(&self, is_paused: bool) -> bool {
         lock(&self.state).is_filled(if is_paused { 2 } else { 1 })
     }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::close_reason::CloseReason;
-use super::protocol::malformed;
+use super::node_protocol::malformed;
 
 const LENGTH_PREFIX: usize = 4;
 /// Capacity that an empty buffer keeps.

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant, SystemTime};
 
 use ipc::ForkGeneration;
 
-use super::event::PeerEvent;
 use super::event_loop::PeerEventLoop;
 use super::event_queue::PeerEventQueue;
 use super::identity::{MAX_LABEL_LENGTH, SessionId};
 use super::interests::{Interest, collect_interests};
 use super::listener::listen;
 use super::mesh::{Mesh, PeerReport};
-use super::protocol::MIN_LOST_AFTER;
+use super::node_protocol::MIN_LOST_AFTER;
+use super::peer_event::PeerEvent;
 use super::{Hello, Limits, Peers, ServiceInstance, Shared, Timing, resolver};
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::During;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::close_reason::{CloseReason, GoodbyeReason};
 use super::framing::{ReceiveBuffer, SendBuffer};
-use super::protocol::{
+use super::node_protocol::{
     self, Frame, MAX_DETAIL_LENGTH, MAX_FRAME_LENGTH, MAX_HANDSHAKE_FRAME_LENGTH,
 };
 use super::{Hello, Timing};
@@ -95,10 +95,10 @@ impl ConnectionProtocol {
             self.heartbeat_interval = self.heartbeat_interval.min(theirs / 4);
             return Ok(Some(ReceivedFrame::Hello(hello)));
         }
-        let frame = protocol::decode(body)?;
+        let frame = node_protocol::decode(body)?;
         let is_handshake = matches!(frame, Frame::Claim { .. } | Frame::Accept { .. });
         if is_handshake == self.is_established && !matches!(frame, Frame::Goodbye { .. }) {
-            return Err(protocol::malformed("unexpected frame"));
+            return Err(node_protocol::malformed("unexpected frame"));
         }
         Ok(Some(ReceivedFrame::Frame(frame)))
     }
@@ -115,7 +115,7 @@ impl ConnectionProtocol {
 
     /// Queues a frame; refused if the queue is full.
     pub(super) fn send(&mut self, frame: &Frame) -> Result<(), CloseReason> {
-        let body = protocol::encode(frame);
+        let body = node_protocol::encode(frame);
         let room = match frame {
             Frame::ControlMessage(_) => MAX_QUEUED_BYTES,
             _ => MAX_QUEUED_BYTES + PROTOCOL_FRAME_RESERVE,
@@ -135,7 +135,7 @@ impl ConnectionProtocol {
     ) -> Vec<u8> {
         if let Some(why) = reason {
             let detail = crate::text::shortened(detail, MAX_DETAIL_LENGTH).to_owned();
-            self.send_buffer.add(&protocol::encode(&Frame::Goodbye { why, detail }));
+            self.send_buffer.add(&node_protocol::encode(&Frame::Goodbye { why, detail }));
         }
         self.send_buffer.take()
     }
@@ -189,7 +189,7 @@ impl ConnectionProtocol {
         (self.is_established && !self.reading_paused).then(|| self.last_received + longest)
     }
 
-    /// Whether no bytes arrived for longer than expected.
+    /// Returns true if no bytes arrived for longer than expected.
     pub(super) fn is_stale(&self, now: Duration) -> bool {
         self.stale_at().is_some_and(|at| now >= at)
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::close_reason::CloseReason;
-use super::protocol::{MAX_PROTOCOL_FRAME_LENGTH, malformed};
+use super::node_protocol::{MAX_PROTOCOL_FRAME_LENGTH, malformed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::settings::{MAX_TOPIC_NAME, Reliability, SharedLocation, SharedSettings, TopicSettings};
 use crate::type_name::TypeName;
@@ -23,9 +23,9 @@ const CHANGES_PER_FRAME: usize = MAX_PROTOCOL_FRAME_LENGTH / (MAX_TOPIC_NAME + 6
 pub(crate) struct Interest {
     /// The topic's name.
     pub(crate) topic: String,
-    /// It has publishers of the topic.
+    /// The node has publishers of the topic.
     pub(crate) publishes: bool,
-    /// It has subscribers of the topic.
+    /// The node has subscribers of the topic.
     pub(crate) subscribes: bool,
     #[serde(with = "WireSettings")]
     pub(crate) settings: SharedSettings,

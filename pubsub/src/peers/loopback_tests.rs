@@ -10,11 +10,11 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use testkit::children::ForkedChild;
 
 use super::close_reason::{CloseReason, GoodbyeReason};
-use super::event::PeerEvent;
 use super::fuzzing;
 use super::identity::SessionId;
 use super::interests::{Interest, InterestChange};
 use super::mesh::PeerState;
+use super::peer_event::PeerEvent;
 use super::{Limits, Peers};
 use crate::ids::NodeId;
 use crate::lock::lock;
@@ -188,7 +188,7 @@ fn two_nodes_exchange_interests_and_control_messages() {
 #[test]
 fn too_long_control_message_is_refused() {
     let (one, _two, session) = two();
-    let longest = vec![0; super::protocol::MAX_CONTROL_MESSAGE_LENGTH + 1];
+    let longest = vec![0; super::node_protocol::MAX_CONTROL_MESSAGE_LENGTH + 1];
     let refused = one.send(identity(2), session, longest).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::TooLong);
 }
@@ -498,7 +498,7 @@ fn unread_events_are_delivered_later() {
     );
 }
 
-/// Whether the send queue stays long.
+/// Returns true if the send queue stays long.
 fn is_stuck(peers: &Peers) -> bool {
     (0..500).all(|_| {
         let is_much = peers.waiting() > 1 << 19;

@@ -4,7 +4,7 @@
 //! events of nodes that [connect](PeerEvent::Connected) and disconnect, and sends its control
 //! messages through the peers.
 //!
-//! The logic knows no sockets, threads or clock: `protocol` (frames), `framing`,
+//! The logic knows no sockets, threads or clock: `node_protocol` (frames), `framing`,
 //! `heartbeats` (one connection), `session_arbitration` (which connection with a node becomes the
 //! session), `address_book` (which addresses to dial, and when), `interests` (interests and their
 //! changes), `mesh` (all of it, with received frames, limits of connections and reports).
@@ -12,7 +12,6 @@
 
 mod address_book;
 mod close_reason;
-mod event;
 mod event_loop;
 mod event_queue;
 mod framing;
@@ -24,7 +23,8 @@ mod identity;
 mod interests;
 mod listener;
 mod mesh;
-mod protocol;
+mod node_protocol;
+mod peer_event;
 mod resolver;
 mod session_arbitration;
 mod socket;
@@ -32,7 +32,7 @@ mod socket;
 #[cfg(test)]
 mod loopback_tests;
 #[cfg(test)]
-mod protocol_tests;
+mod node_protocol_tests;
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
@@ -48,12 +48,12 @@ use self::mesh::Mesh;
 use crate::ids::NodeId;
 use crate::wake::WakeFd;
 
-pub(crate) use event::PeerEvent;
 pub(crate) use identity::SessionId;
 pub(crate) use interests::{Interest, InterestChange, MAX_INTERESTS};
 pub(crate) use mesh::{PeerReport, PeerState};
 #[cfg(test)]
-pub(crate) use protocol::VERSION;
+pub(crate) use node_protocol::VERSION;
+pub(crate) use peer_event::PeerEvent;
 pub(crate) use socket::is_local_address;
 
 /// The peers of a node, served by a thread. Dropping it says goodbye to them, for at most half a

@@ -49,8 +49,8 @@ impl SessionArbitration {
         self.current
     }
 
-    /// As the claimant: a connection on which both have sent a hello. A stale session, without a
-    /// message for too long, counts as none.
+    /// Handles, as the claimant, a connection on which both have sent a hello. A stale session,
+    /// without a message for too long, counts as none.
     pub(super) fn on_hello(&mut self, connection: ConnectionId, is_stale: bool) -> Option<Step> {
         self.held.push_back(connection);
         self.claim_next(is_stale)
@@ -66,7 +66,7 @@ impl SessionArbitration {
         Some(Step::Claim { on, instead_of: current.map(|(_, session)| session) })
     }
 
-    /// As the claimant: the claim was accepted. None if there was no such claim.
+    /// Handles, as the claimant, an accepted claim. None if there was no such claim.
     pub(super) fn accepted(&mut self, on: ConnectionId, session: SessionId) -> Option<Vec<Step>> {
         // A number stands for one session only.
         let is_used = self.current.is_some_and(|(_, current)| current == session);
@@ -79,7 +79,7 @@ impl SessionArbitration {
         Some(steps)
     }
 
-    /// As the acceptor: a claim arrived. The current session may be stale.
+    /// Handles, as the acceptor, a claim. The current session may be stale.
     pub(super) fn claims(
         &mut self,
         on: ConnectionId,

@@ -35,8 +35,8 @@ pub(super) fn start_connect(to: SocketAddr, own: Option<IpAddr>) -> io::Result<T
     }
 }
 
-/// Whether this machine has an address, as far as can be determined. Connections from removed
-/// addresses are stalled, and the system does not close them.
+/// Returns true if this machine has an address, as far as can be determined. Connections from
+/// removed addresses are stalled, and the system does not close them.
 pub(crate) fn is_local_address(address: IpAddr) -> bool {
     let bound = UdpSocket::bind((address, 0));
     !bound.is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable)

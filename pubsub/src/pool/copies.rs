@@ -31,7 +31,7 @@ impl InFlightCopies {
         self
     }
 
-    /// Whether all of it completed without error. Failed work may still be running.
+    /// Returns true if all copies completed without error. Failed work may still be running.
     pub(crate) fn is_done(&self) -> bool {
         let is_done = |point: &Option<Point>| {
             point.as_ref().is_some_and(|point| matches!(point.is_done(), Ok(true)))
@@ -83,7 +83,7 @@ impl Pool {
         }
     }
 
-    /// Whether any block waits for a copy.
+    /// Returns true if any block waits for a copy.
     pub(crate) fn has_pending_copies(&self) -> bool {
         !lock(&self.copies.busy).is_empty()
     }

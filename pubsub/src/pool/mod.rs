@@ -208,8 +208,8 @@ impl Pool {
         self.mapping().map(drop)
     }
 
-    /// Whether this is the control segment of this pool, and not of another pool with the same
-    /// identity.
+    /// Returns true if this is the control segment of this pool, and not of another pool with the
+    /// same identity.
     pub(crate) fn has_control_segment(&self, control_segment: BorrowedFd<'_>) -> Result<bool> {
         let identity = |file: BorrowedFd<'_>| {
             nix::sys::stat::fstat(file).map(|found| (found.st_dev, found.st_ino))
@@ -331,8 +331,8 @@ impl Pool {
         length.is_some_and(|length| length <= self.limit) && self.admitted() < MAX_PIECES
     }
 
-    /// Whether this process should request more memory. Not if it did and none was added since,
-    /// except after a while.
+    /// Returns true if this process should request more memory: not if it did and none was added
+    /// since, except after a while.
     pub(crate) fn should_request_growth(&self, bytes: u64) -> bool {
         if !self.may_grow(bytes) {
             return false;

@@ -24,9 +24,9 @@ impl Piece {
 /// Result of storing a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PieceStored {
-    /// It is the piece of its number.
+    /// The piece is stored.
     Stored,
-    /// It is, and another piece was stored in its place before.
+    /// The piece is stored, in the place of another one.
     Replaced,
     /// Another piece has its number, or earlier pieces are missing.
     Rejected,

@@ -26,17 +26,17 @@ pub(super) const WORDS: usize = METADATA + MAX_METADATA / size_of::<u64>();
 /// A stage of delivery, as the index of its timestamp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Its block was allocated.
+    /// The message's block was allocated.
     Allocated = 1,
-    /// Its publisher had filled it, or its node had copied it from its device.
+    /// The publisher had filled the message, or its node had copied it from its device.
     Filled = 2,
-    /// Its last byte was received.
+    /// The last byte was received.
     Wire = 3,
-    /// It was copied to its block.
+    /// The message was copied to its block.
     Copied = 4,
-    /// It was delivered.
+    /// The message was delivered.
     Published = 5,
-    /// Its node began to write it.
+    /// The message's node began to write it.
     Posted = 9,
     /// The copy of its first bytes to its block began.
     Copying = 10,
@@ -47,18 +47,18 @@ pub(crate) enum Stage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Times {
-    /// Its block was allocated, by its publisher or by replication.
+    /// When the message's block was allocated, by its publisher or by replication.
     pub allocated: u64,
-    /// Its publisher had filled it. On another node: it had been copied from its device, or,
-    /// without a copy, was [posted](Self::posted).
+    /// When the publisher had filled the message. On another node: when it had been copied from its
+    /// device, or, without a copy, was [posted](Self::posted).
     pub filled: u64,
-    /// Its last byte was received.
+    /// When the last byte was received.
     pub wire: u64,
-    /// It was copied to its block.
+    /// When the message was copied to its block.
     pub copied: u64,
-    /// It was delivered to the subscribers of this node.
+    /// When the message was delivered to the subscribers of this node.
     pub published: u64,
-    /// Its node began to write or copy it.
+    /// When the message's node began to write or copy it.
     pub posted: u64,
     /// The copy of its first bytes to its block began.
     pub copying: u64,
@@ -175,7 +175,8 @@ impl<'a, W: Words> SampleInfo<'a, W> {
         self.stamp(Stage::Allocated, now);
     }
 
-    /// Whether it still belonged to this block after it was read, and not to a later one.
+    /// Returns true if the sample info still belonged to this block after it was read, and not to a
+    /// later one.
     pub(crate) fn belongs_to(&self, block: Block) -> bool {
         fence(Acquire);
         self.word(BLOCK) == block.to_bits()

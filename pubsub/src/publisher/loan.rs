@@ -21,7 +21,7 @@ use crate::topic::Entry;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Sent {
-    /// Its position in the order of the topic's messages on this node; None if it had no
+    /// Position of the message in the order of the topic's messages on this node; None if it had no
     /// subscriber, or was dropped.
     pub position: Option<u64>,
     /// Number of subscribers that it was delivered to.
@@ -33,7 +33,7 @@ pub struct Sent {
 /// Result of an attempt to publish.
 #[derive(Debug)]
 pub enum Attempt {
-    /// It was published.
+    /// The message was published.
     Sent(Sent),
     /// There was no room, or not before a signal ended the wait: the loan is returned.
     Full(Loan),
@@ -110,13 +110,13 @@ impl Loan {
         self.slice.length()
     }
 
-    /// Its start in this process's address space, or in the device's.
+    /// Start of the loan in this process's address space, or in the device's.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.slice.address()
     }
 
-    /// As memory for devices.
+    /// The loan's memory, for devices.
     #[must_use]
     pub fn slice(&self) -> &Slice {
         &self.slice
@@ -131,7 +131,7 @@ impl Loan {
         }
     }
 
-    /// Its bytes, to be written in place; for memory of the host.
+    /// The loan's bytes, to be written in place; for memory of the host.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) for memory of a device.
@@ -203,7 +203,7 @@ impl Loan {
         Ok(())
     }
 
-    /// Its entry, filled now and without a sequence.
+    /// The message's queue entry, filled now and without a sequence.
     pub(super) fn entry(&self) -> Entry {
         Entry {
             block: self.block,
@@ -233,7 +233,7 @@ impl Loan {
         self.publish_within(timeout)?.into_sent("publish to topic", &interruption)
     }
 
-    /// As [`publish`](Self::publish), but returns the loan if the deadline passes, or a signal
+    /// Like [`publish`](Self::publish), but returns the loan if the deadline passes, or a signal
     /// [ends the wait](crate::NodeOptions::interruptible): a program with other work can wait
     /// again.
     ///

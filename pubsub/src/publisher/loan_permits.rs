@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::stream_order::STREAM_CHECK_INTERVAL;
+use super::stream_writes::STREAM_CHECK_INTERVAL;
 use super::{LOAN_MEMORY, PublisherState};
 use crate::error::{Error, ErrorKind, Result};
 use crate::loan_limit::{Borrower, LoanPermit, NoPermit};

@@ -3,7 +3,7 @@
 mod counters;
 mod loan;
 mod loan_permits;
-mod stream_order;
+mod stream_writes;
 mod wait_span;
 
 use std::sync::{Arc, Mutex};
@@ -36,9 +36,10 @@ const LOAN_MEMORY: &str = "loan memory for topic";
 /// then published in place; or a message is [pushed](Self::push), which copies it once. Several
 /// threads may use a publisher; their messages are ordered as they were published.
 ///
-/// It has at most as many loans at once as its topic [allows](crate::TopicSettings::loans). Memory
-/// for that number is reserved for it: loans of other publishers take none of it. A loan counts
-/// until it is published or dropped, however long subscribers hold the message.
+/// A publisher has at most as many loans at once as its topic
+/// [allows](crate::TopicSettings::loans). Memory for that number is reserved for it: loans of other
+/// publishers take none of it. A loan counts until it is published or dropped, however long
+/// subscribers hold the message.
 ///
 /// ```
 /// use std::time::Duration;

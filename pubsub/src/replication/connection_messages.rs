@@ -48,7 +48,7 @@ pub enum Side {
 /// Parameters of a topic for replication, as its writer states them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TopicParameters {
-    /// Its number at the writer, for logs.
+    /// Number of the topic at the writer, for logs.
     pub number: u64,
     /// The length of its longest message, in bytes.
     pub largest: u64,
@@ -62,7 +62,7 @@ pub struct Provider {
     /// The provider's name, or its fabric's name where providers of that fabric do not
     /// interoperate, as text.
     pub name: String,
-    /// Its protocol's number.
+    /// Number of the provider's protocol.
     pub protocol: u32,
     /// The format of its addresses.
     pub format: u32,
@@ -83,7 +83,7 @@ pub struct DirectWriter {
 }
 
 impl DirectWriter {
-    /// Its memory, and whether it insists on a probe.
+    /// A writer of this memory; it insists on a probe if `probes`.
     pub(crate) fn new(memory: MemoryEnd, probes: bool) -> Self {
         Self { memory, probes }
     }
@@ -97,7 +97,7 @@ impl DirectWriter {
     }
 }
 
-/// As many of the further lanes' addresses as a message has space for, beside `from`.
+/// Takes as many addresses of further lanes as a message has space for, beside `from`.
 pub(crate) fn fit_addresses(from: &[u8], lane_addresses: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     let mut left = MAX_TOTAL_ADDRESS_LENGTH.saturating_sub(from.len());
     let fits = |address: &Vec<u8>| {

@@ -191,7 +191,7 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         (self.probe, self.has_passed_probe) = (probe, false);
     }
 
-    /// Whether the probe of the ring has passed since the last call.
+    /// Returns true once, after the probe of the ring has passed.
     pub(crate) fn take_passed_probe(&mut self) -> bool {
         std::mem::take(&mut self.has_passed_probe)
     }
@@ -203,7 +203,7 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         self.is_draining = true;
     }
 
-    /// Whether no copy of a closed ring is in progress.
+    /// Returns true if no copy of a closed ring is in progress.
     pub(crate) fn is_drained(&self) -> bool {
         !self.is_draining
     }
@@ -264,7 +264,7 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         Ok(progress)
     }
 
-    /// Whether a message is wanted; false for a duplicate.
+    /// Returns true if a message is wanted; false for a duplicate.
     fn check(&mut self, header: &MessageHeader) -> InboundResult<bool> {
         if self.last.is_some_and(|last| header.position <= last) {
             return Err(violation("message position does not follow the last one"));

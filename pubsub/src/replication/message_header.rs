@@ -73,13 +73,13 @@ impl RingMessageKind {
 /// A message without its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageHeader {
-    /// Its number at its node: it grows, and may have gaps.
+    /// Number of the message at its node: it grows, and may have gaps.
     pub position: u64,
     /// Length of the payload in bytes.
     pub length: u64,
     /// The publisher.
     pub publisher: u64,
-    /// Its number at its publisher.
+    /// Number of the message at its publisher.
     pub sequence: u64,
     /// Time of publication, ns of the writer's realtime clock.
     pub published: u64,
@@ -161,7 +161,7 @@ impl MessageHeader {
         Ok((decoded, header[3] & HAS_TRAILER != 0))
     }
 
-    /// As [`decode`](Self::decode), through `read`: first the header, which has the length of the
+    /// Like [`decode`](Self::decode), through `read`: first the header, which has the length of the
     /// metadata. `left` bytes are available.
     pub(super) fn decode_from<E>(
         left: usize,

@@ -24,7 +24,7 @@ mod outbound;
 mod probe;
 mod received_topics;
 mod remote_nodes;
-mod report;
+mod report_rows;
 mod retry_backoff;
 mod routing;
 #[cfg(test)]
@@ -301,12 +301,12 @@ impl Replicator {
         self.routing.update(Instant::now(), &mut self.remote_nodes, &mut self.worker_pool);
     }
 
-    /// Whether messages of the topic are or will be retained for other nodes.
+    /// Returns true if messages of the topic are or will be retained for other nodes.
     pub(crate) fn holds(&self, number: u32) -> bool {
         self.routing.holds(number)
     }
 
-    /// Whether a subscriber of this node blocks messages of other nodes.
+    /// Returns true if a subscriber of this node blocks messages of other nodes.
     pub(crate) fn has_waiters(&self, number: u32) -> bool {
         self.received_topics.has_waiters(number)
     }

@@ -32,7 +32,7 @@ struct ReceivedTopic {
 /// A sink that may still be running, though its worker knows that it is to end.
 struct DrainingSink {
     received: ReceivedTopic,
-    /// Its worker ends, too: its successor is another thread.
+    /// The sink's worker ends, too: its successor is another thread.
     worker_ended: bool,
     /// The node's topic was replaced by another one: forget its origin at the end.
     forgets: bool,
@@ -185,7 +185,7 @@ impl ReceivedTopics {
         }
     }
 
-    /// Whether a subscriber of this node blocks messages of other nodes.
+    /// Returns true if a subscriber of this node blocks messages of other nodes.
     pub(super) fn has_waiters(&self, number: u32) -> bool {
         let mut received = self.received.range(of_topic(number)).map(|(_, received)| received);
         received.any(|it| it.room_wait.is_waiting(it.topic.refusal_window()))

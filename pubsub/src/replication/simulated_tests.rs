@@ -1,6 +1,6 @@
 //! Topics sent between nodes in simulated time.
 
-mod device_rings;
+mod device_ring_probes;
 mod endpoints;
 mod lanes;
 mod simulation;
@@ -45,11 +45,11 @@ struct Reader {
     intake: SimInboundState,
     sink: SimSink,
     ring: Option<usize>,
-    /// Its next ring lies in device memory, and is probed or not.
+    /// The next ring lies in device memory, and is probed if true.
     on_device: Option<bool>,
     /// Why the probe of its ring failed.
     failed_probe: Option<String>,
-    /// It has no turns.
+    /// The reader has no turns.
     is_stuck: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Replicators of nodes in one process, over the loopback address, with peers that behave or
 //! misbehave.
 
-mod losses;
+mod given_up_nodes;
 mod provider_mismatch;
 
 use std::cell::RefCell;
@@ -168,7 +168,7 @@ impl TestNode {
         published
     }
 
-    /// As a publisher that dies before it notifies.
+    /// Publishes like a publisher that dies before it notifies.
     fn publish_silently(&self, sequence: u64) -> Result<(), QueueError> {
         let (block, range) = self.local.allocate(&self.caller(), 8).unwrap();
         let entry = Entry {

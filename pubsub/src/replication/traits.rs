@@ -39,9 +39,9 @@ pub trait Source<P = PayloadLocation>: Send {
     /// [released](Self::release).
     fn next(&mut self) -> Result<Option<OutgoingMessage<P>>>;
 
-    /// Whether the next message is taken and still being written, or was so at the last call of
-    /// [`next`](Self::next) and has been written since (reported once). The end of the write sends
-    /// no notification: poll soon.
+    /// Returns true if the next message is taken and still being written, or was so at the last
+    /// call of [`next`](Self::next) and has been written since (reported once). The end of the
+    /// write sends no notification: poll soon.
     fn is_write_pending(&mut self) -> bool {
         false
     }
@@ -63,7 +63,7 @@ pub trait Source<P = PayloadLocation>: Send {
 /// Result of publishing a complete message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishOutcome {
-    /// It is published: its writer may be told that it is delivered.
+    /// The message is published: its writer may be told that it is delivered.
     Published,
     /// The queue is full: call again.
     Retry,
@@ -80,7 +80,7 @@ pub struct StageDurations {
     pub after_copy: u64,
     /// From the arrival of the last chunk until this call of the sink.
     pub after_arrival: u64,
-    /// It came by a ring in device memory.
+    /// True if the message came by a ring in device memory.
     pub is_direct: bool,
 }
 

@@ -38,7 +38,7 @@ struct WorkerStart {
     /// Other nodes do not wait for a provider that is slower to open.
     timeout: Duration,
     outcome: Receiver<Result<Workers>>,
-    /// It exceeded its timeout: nothing waits for it any more.
+    /// The start exceeded its timeout: nothing waits for it any more.
     is_late: bool,
 }
 
@@ -103,7 +103,7 @@ pub(super) struct WorkerPool {
     bell: Arc<WakeFd>,
 }
 
-/// Whether workers at `local` can be reached by nodes that reach `wanted`.
+/// Returns true if workers at `local` can be reached by nodes that reach `wanted`.
 fn is_reachable_from(local: IpAddr, wanted: IpAddr) -> bool {
     let is_remote = |address: IpAddr| !address.to_canonical().is_loopback();
     // From another address of this machine the system finds a route, but no other machine reaches
@@ -140,7 +140,7 @@ impl WorkerPool {
         self.all().next().map(Worker::provider)
     }
 
-    /// Whether the provider is about to be known.
+    /// Returns true if the provider is about to be known.
     pub(super) fn is_starting(&self) -> bool {
         self.start.as_ref().is_some_and(|start| !start.is_late)
     }

@@ -132,22 +132,22 @@ impl Connection {
         self.channel.end();
     }
 
-    /// Whether queued messages can be sent as soon as there is room.
+    /// Returns true if queued messages can be sent as soon as there is room.
     pub(super) fn has_queued(&self) -> bool {
         !self.queued.is_empty() && !self.is_stalled
     }
 
-    /// Whether queued messages have to be tried again later, without an event.
+    /// Returns true if queued messages have to be tried again later, without an event.
     pub(super) fn is_stalled(&self) -> bool {
         self.is_stalled
     }
 
-    /// Whether its queue has to be checked without an event.
+    /// Returns true if the queue has to be checked without an event.
     pub(super) fn must_poll(&self) -> bool {
         self.is_stalled || self.files > 0
     }
 
-    /// Whether the client has exited, or its queue has overflowed.
+    /// Returns true if the client has exited, or its queue has overflowed.
     pub(super) fn is_broken(&self) -> bool {
         self.is_broken
     }

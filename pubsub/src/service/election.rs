@@ -1,8 +1,8 @@
 //! Election of a node's service: the process that holds the leader lock in the node's directory.
 //!
-//! It is a record lock, which belongs to one process: the kernel releases it at the process's
-//! death, and a forked child does not inherit it. A process could take such a lock twice, so a set
-//! of held files prevents that.
+//! The leader lock is a record lock, which belongs to one process: the kernel releases it at the
+//! process's death, and a forked child does not inherit it. A process could take such a lock twice,
+//! so a set of held files prevents that.
 //!
 //! A dedicated service also holds the priority lock, even while an embedded service still holds the
 //! leader lock. The embedded service hands over to it, and other candidates leave a free leader
@@ -99,9 +99,9 @@ pub(crate) struct RecordLock<const IS_PRIORITY: bool> {
     fork_generation: ForkGeneration,
 }
 
-/// Its holder is the service of the node.
+/// Lock whose holder is the service of the node.
 pub(crate) type LeaderLock = RecordLock<false>;
-/// Its holder is the dedicated service of the node.
+/// Lock whose holder is the dedicated service of the node.
 pub(crate) type PriorityLock = RecordLock<true>;
 
 fn failed(operation: &'static str, directory: &Path) -> impl Fn(io::Error) -> Error + Copy {
@@ -169,7 +169,7 @@ impl<const IS_PRIORITY: bool> RecordLock<IS_PRIORITY> {
     }
 }
 
-/// Whether this process holds the lock of a file.
+/// Returns true if this process holds the lock of a file.
 fn is_own(held: &BTreeMap<FileId, ForkGeneration>, directory: &Path, name: &str) -> bool {
     let found = fs::metadata(directory.join(name));
     let holder = found.ok().and_then(|found| held.get(&(found.dev(), found.ino())).copied());
@@ -253,7 +253,8 @@ impl MemberLock {
         file.write_all_at(&node.map_or([0; 16], |node| node.0), 0).map_err(failed)
     }
 
-    /// Whether any process holds it. Called by the holder of the [leader lock](LeaderLock).
+    /// Returns true if any process holds the lock. Called by the holder of the [leader
+    /// lock](LeaderLock).
     pub(crate) fn is_held(operation: &'static str, directory: &Path) -> Result<bool> {
         let failed = failed(operation, directory);
         // Without the file no process was ever a member.

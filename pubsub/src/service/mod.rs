@@ -1,9 +1,9 @@
 //! The service of a node: creates the node, admits processes, creates topics and pools, and
 //! reclaims after dead processes.
 //!
-//! It runs in a thread of a dedicated process or of the first member. It may end or be killed at
-//! any moment: members hold the descriptors of all segments, elect another service, and return them
-//! to it.
+//! The service runs in a thread of a dedicated process or of the first member. It may end or be
+//! killed at any moment: members hold the descriptors of all segments, elect another service, and
+//! return them to it.
 
 mod connection;
 pub(crate) mod election;
@@ -84,7 +84,7 @@ impl ServiceThread {
         }))
     }
 
-    /// Whether it has ended by itself.
+    /// Returns true if the service has ended by itself.
     pub(crate) fn is_over(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }

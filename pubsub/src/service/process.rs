@@ -13,7 +13,7 @@ use crate::error::Result;
 pub struct ServiceProcess {
     /// Process ID; 0 for a process of another PID namespace.
     pub number: u32,
-    /// Whether it is stopped, by a signal or a debugger; false if that is unknown.
+    /// True if the process is stopped, by a signal or a debugger; false if that is unknown.
     pub is_stopped: bool,
 }
 

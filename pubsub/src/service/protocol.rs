@@ -48,20 +48,20 @@ pub(crate) enum Request {
     CloseTopic { number: u32, granted: u64 },
     /// A loan did not fit into a pool.
     Grow { pool: PoolId, bytes: u64 },
-    /// Its publishers or subscribers of a topic joined or left.
+    /// The process's publishers or subscribers of a topic joined or left.
     ParticipantsChanged { number: u32 },
-    /// It has received all pieces up to this ticket.
+    /// The process has received all pieces up to this ticket.
     AcknowledgePieces { ticket: u64 },
     /// Requests a report; allowed without joining.
     Report { request: u64 },
-    /// It leaves, and uses nothing any more.
+    /// The process leaves, and uses nothing any more.
     Leave,
     /// A publisher of a topic waits for room, or found none.
     PublisherBlocked { number: u32 },
-    /// It is a dedicated service, and holds the [priority lock](super::election::PriorityLock): an
-    /// embedded service is to hand over.
+    /// The process is a dedicated service, and holds the [priority
+    /// lock](super::election::PriorityLock): an embedded service is to hand over.
     TakeOver,
-    /// It has claimed a publisher slot of a topic: reserve memory for its loans.
+    /// The process has claimed a publisher slot of a topic: reserve memory for its loans.
     AdmitPublisher { request: u64, number: u32, publisher: u64 },
 }
 

@@ -29,7 +29,7 @@ struct TopicEntry {
     users: BTreeSet<Participant>,
     /// The process that it was created for, if this service created it.
     creator: Option<String>,
-    /// Whether it has publishers, or subscribers, on this node.
+    /// True if the topic has publishers on this node.
     publishes: bool,
     subscribes: bool,
 }

@@ -45,7 +45,7 @@ fn successor(last: &Registry) -> Registry {
     next
 }
 
-/// As once all processes have the piece.
+/// Admits a piece, like the service once all processes have it.
 fn admit_piece(registry: &Registry, number: usize) {
     registry.pools[&LOCAL].admit_piece(&me(), number).unwrap();
 }

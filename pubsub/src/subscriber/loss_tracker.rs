@@ -33,14 +33,14 @@ impl PublisherProgress {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RemoteStart {
     node: [u8; 16],
-    /// Its number; 0 if unknown.
+    /// Number of that message; 0 if unknown.
     first: u64,
     /// Subscribers from before this inbound position are to receive all of them.
     since: u64,
 }
 
 impl RemoteStart {
-    /// As stored in a sample info.
+    /// Reads what is stored in a sample info.
     pub(crate) fn of<W: Words>(sample_info: &SampleInfo<'_, W>) -> Self {
         let (first, since) = sample_info.beginning();
         Self { node: sample_info.origin(), first, since }
@@ -163,7 +163,7 @@ impl LossTracker {
         (first != 0 && self.since <= since).then_some(first)
     }
 
-    /// Whether other nodes reported last sequences that were not handled yet.
+    /// Returns true if other nodes reported last sequences that were not handled yet.
     pub(super) fn has_new_last_sequences(&self, changes: u64) -> bool {
         self.changes_seen != changes
     }
@@ -216,7 +216,7 @@ impl LossTracker {
         self.changes_seen = changes;
     }
 
-    /// Whether publishers of this node dropped messages that were not handled yet.
+    /// Returns true if publishers of this node dropped messages that were not handled yet.
     pub(super) fn has_new_drops(&self, drops: u64) -> bool {
         self.drops_seen != drops
     }

@@ -3,7 +3,7 @@
 mod loss_tracker;
 mod poll_descriptor;
 mod sample;
-mod stream_order;
+mod stream_reads;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::topic::{Entry, LostPublisher, MAX_REMEMBERED_LOSSES, RemoteLastSequen
 
 pub(crate) use self::loss_tracker::{LossTracker, RemoteStart};
 use self::poll_descriptor::{PendingEvents, PollDescriptor};
-use self::stream_order::DeferredReleases;
+use self::stream_reads::DeferredReleases;
 
 /// Receives all messages of one topic that are published after it subscribed, on this node and
 /// others.
@@ -31,8 +31,8 @@ use self::stream_order::DeferredReleases;
 /// Messages of one publisher are received in order; those of different publishers in any order. It
 /// alternates between this node and all others.
 ///
-/// It holds a pulled message until the [`Sample`] is dropped, also after the subscriber. It is
-/// evicted if its samples block publishers for longer than
+/// A subscriber holds a pulled message until the [`Sample`] is dropped, also after the subscriber.
+/// The subscriber is evicted if its samples block publishers for longer than
 /// [`release_deadline`](crate::TopicSettings::release_deadline). Then it can pull no more messages
 /// ([`Evicted`](ErrorKind::Evicted)), not even queued ones, and its samples [are not
 /// valid](Sample::is_valid) any more.
@@ -245,7 +245,7 @@ impl Subscriber {
         tracker.missed().wrapping_add(local).wrapping_add(remote)
     }
 
-    /// Whether all messages published before this call were pulled.
+    /// Returns true if all messages published before this call were pulled.
     fn has_all(&self, direction: Direction) -> bool {
         let is_ahead = self.lookahead[direction as usize].is_some();
         !is_ahead && !self.has_more(direction) && self.shared.is_subscription_active(direction)

@@ -90,8 +90,8 @@ impl DoorbellListener for BellListener {
 }
 
 impl Subscription {
-    /// Whether there is a message, or a reason why there will be none. Other threads may not yet
-    /// see messages as pulled.
+    /// Returns true if there is a message, or a reason why there will be none. Other threads may
+    /// not yet see messages as pulled.
     fn has_more(&self) -> bool {
         let Self { context, .. } = self;
         let has_more = |direction| {

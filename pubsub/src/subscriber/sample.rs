@@ -35,14 +35,14 @@ impl Sample {
         self.entry.length
     }
 
-    /// Its start in this process's address space, or in the device's.
+    /// Start of the message in this process's address space, or in the device's.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.slice.address()
     }
 
-    /// As memory for devices. Clones of the slice keep the memory mapped, but do not hold the
-    /// message.
+    /// The message's memory, for devices. Clones of the slice keep the memory mapped, but do not
+    /// hold the message.
     #[must_use]
     pub fn slice(&self) -> &Slice {
         &self.slice
@@ -57,8 +57,9 @@ impl Sample {
         }
     }
 
-    /// Whether it is still held. It is not if its subscriber was evicted: then its bytes may belong
-    /// to another message. Call this after reading the bytes to know whether they were valid.
+    /// Returns true if the message is still held: not if its subscriber was evicted. Then its bytes
+    /// may belong to another message. Call this after reading the bytes to know whether they were
+    /// valid.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.shared.was_subscription_active(self.direction)
@@ -73,7 +74,7 @@ impl Sample {
         Err(Error::new(operation, ErrorKind::Evicted, detail).on(self.shared.context.topic.name()))
     }
 
-    /// Its bytes in place; for memory of the host.
+    /// The message's bytes in place; for memory of the host.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) for memory of a device.
@@ -132,19 +133,20 @@ impl Sample {
         self.read_info(|sample_info| sample_info.metadata(length)).unwrap_or(Metadata::NONE)
     }
 
-    /// Its publisher: unique on the node of its [origin](Self::origin).
+    /// The message's publisher: unique on the node of its [origin](Self::origin).
     #[must_use]
     pub fn publisher(&self) -> PublisherId {
         PublisherId(self.entry.publisher)
     }
 
-    /// Its number among the messages of its publisher, from 1 on. Gaps are dropped messages.
+    /// Number of the message among those of its publisher, from 1 on. Gaps are dropped messages.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         self.entry.sequence
     }
 
-    /// Its position in the order of this node's messages, or of those from all other nodes.
+    /// Position of the message in the order of this node's messages, or of those from all other
+    /// nodes.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.position
@@ -171,7 +173,7 @@ impl Sample {
         self.read_info(|sample_info| sample_info.times()).unwrap_or_default()
     }
 
-    /// Its delivery path.
+    /// Delivery path of the message.
     #[must_use]
     pub fn path(&self) -> DeliveryPath {
         self.read_info(|sample_info| sample_info.path()).unwrap_or(DeliveryPath::SharedMemory)

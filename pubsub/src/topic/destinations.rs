@@ -60,7 +60,7 @@ impl<W: Words + Clone> TopicWords<W> {
         }
     }
 
-    /// Whether messages are retained for other nodes. Then publishers ring replication.
+    /// Returns true if messages are retained for other nodes. Then publishers ring replication.
     #[inline]
     pub(crate) fn is_replicated(&self) -> bool {
         self.words().load(REPLICATED, Acquire) != 0

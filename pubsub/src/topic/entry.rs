@@ -27,7 +27,7 @@ const IS_ORDERED: u64 = 1 << 17;
 /// A queue entry of a message. Everything else is in the sample info of its block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// Its block in the allocator.
+    /// The message's block in the allocator.
     pub(crate) block: Block,
     /// Offset in the pool: a block does not move while it is allocated. It is stored here so that
     /// readers need not load the allocator's words: the publisher has just written these, and all
@@ -35,15 +35,15 @@ pub(crate) struct Entry {
     pub(crate) offset: u64,
     /// Length in bytes.
     pub(crate) length: u64,
-    /// Its publisher: serial and slot.
+    /// The message's publisher: serial and slot.
     pub(crate) publisher: u64,
-    /// Its number among its publisher's messages.
+    /// Number among its publisher's messages.
     pub(crate) sequence: u64,
     /// When it was published, in nanoseconds since 1970.
     pub(crate) published_at: u64,
     /// Length of the metadata in the sample info.
     pub(crate) metadata: u16,
-    /// Whether the sample info has the node of its publisher.
+    /// True if the sample info has the node of its publisher.
     pub(crate) has_origin: bool,
     /// A stream writes it, and signals this sync point.
     pub(crate) sync_point: Option<SyncPoint>,

@@ -29,7 +29,8 @@ impl<W: Words + Clone> TopicWords<W> {
         }
     }
 
-    /// Whether a stream still has to write this message. Then its holder does not block publishers.
+    /// Returns true if a stream still has to write this message. Then its holder does not block
+    /// publishers.
     pub(crate) fn is_being_written(&self, position: u64, local: &PoolControl<W>) -> bool {
         let is_pending = |words| {
             let entry = Entry::from_words(words);

@@ -107,7 +107,7 @@ impl<W: Words + Clone> TopicWords<W> {
         self.words().store(MISSED_NEXT + BEGUN, 0, Release);
     }
 
-    /// Whether the destination in this slot is about to be dropped.
+    /// Returns true if the destination in this slot is about to be dropped.
     pub(super) fn is_being_given_up(&self, slot: usize) -> bool {
         self.words().load(MISSED_NEXT + BEGUN, Acquire) == slot as u64 + 1
     }

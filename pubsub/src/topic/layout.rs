@@ -56,7 +56,7 @@ pub(super) const ORIGINS: usize = PUBLISHERS + PUBLISHER_SLOTS * CACHE_LINE_WORD
 /// Topics of other nodes whose last delivered message is recorded.
 pub(crate) const MAX_ORIGINS: usize = 64;
 pub(super) const SUBSCRIBERS: usize = ORIGINS + MAX_ORIGINS * CACHE_LINE_WORDS;
-/// As many as a queue has subscriptions.
+/// Limit of subscribers, equal to a queue's subscriptions.
 pub(super) const MAX_SUBSCRIBERS: usize = 32;
 pub(super) const DESTINATIONS: usize = SUBSCRIBERS + MAX_SUBSCRIBERS * CACHE_LINE_WORDS;
 /// Nodes for which messages of a topic may be retained.

@@ -15,7 +15,7 @@ use crate::pool::Direction;
 pub(crate) struct LostPublisher {
     /// Zeros for a publisher of this node.
     pub(crate) node: [u8; 16],
-    /// Its identifier on that node.
+    /// Identifier of the publisher on that node.
     pub(crate) publisher: u64,
 }
 

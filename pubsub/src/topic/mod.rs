@@ -60,9 +60,9 @@ pub(crate) struct TopicWords<W> {
 /// A publisher of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PublisherInfo {
-    /// Its process.
+    /// The publisher's process.
     pub(crate) participant: Participant,
-    /// Its identifier among all publishers that the topic ever had on this node.
+    /// Identifier among all publishers that the topic ever had on this node.
     pub(crate) id: u64,
     /// Sequence of its last message; 0 before the first.
     sequence: u64,
@@ -79,7 +79,7 @@ pub(crate) struct PublisherInfo {
 /// A subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SubscriberInfo {
-    /// Its process; None for an invalid number.
+    /// The subscription's process; None for an invalid number.
     participant: Option<Participant>,
     /// The position that it reads next.
     cursor: u64,

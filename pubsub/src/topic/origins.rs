@@ -24,7 +24,7 @@ use crate::ids::id_to_words;
 use crate::lock::lock;
 use crate::pool::PoolControl;
 
-/// Its node, and its topic number there.
+/// Word of an origin with its node, and its topic number there.
 const IDENTITY: usize = 0;
 const STATE: usize = 3;
 const COPIES: usize = 4;
@@ -64,7 +64,7 @@ impl OriginId {
 /// Result of the delivery of a message of another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Delivery {
-    /// It was delivered, and its block belongs to the topic.
+    /// The message was delivered, and its block belongs to the topic.
     Delivered(Published),
     /// There are no subscribers: it counts as delivered, and the block still belongs to the caller.
     NoSubscribers,

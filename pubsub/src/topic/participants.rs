@@ -58,8 +58,8 @@ impl<W: Words + Clone> TopicWords<W> {
         used.map(|slot| slot.settled()).collect()
     }
 
-    /// Whether there are publishers, and subscribers that are no roles. Cheap:
-    /// [`subscribers`](Self::subscribers) inspects all messages.
+    /// Tells whether there are publishers, and whether there are subscribers that are no roles.
+    /// Cheap: [`subscribers`](Self::subscribers) inspects all messages.
     pub(crate) fn activity(&self) -> (bool, bool) {
         let publishes = publishers::slots(self.words()).any(|slot| slot.seen().is_some());
         let is_process = |subscription_id: SubscriptionId| {
@@ -85,7 +85,7 @@ impl<W: Words + Clone> TopicWords<W> {
             .collect()
     }
 
-    /// Its rows of a report.
+    /// The topic's rows of a report.
     pub(crate) fn report(&self) -> Vec<Row> {
         let settings = self.settings();
         let name = || self.name().to_owned();

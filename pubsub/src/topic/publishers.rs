@@ -102,13 +102,13 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
         serial << 8 | self.index as u64
     }
 
-    /// Whether the slot still belongs to this publisher.
+    /// Returns true if the slot still belongs to this publisher.
     #[inline]
     pub(crate) fn is_of(&self, me: Participant, id: u64) -> bool {
         self.word(OWNER) as u32 == me.number() && self.word(NUMBER) == id >> 8
     }
 
-    /// Whether memory was reserved for its loans.
+    /// Returns true if memory was reserved for its loans.
     pub(crate) fn has_reservation(&self) -> bool {
         self.words.load(self.at(OWNER), Acquire) & RESERVED != 0
     }
@@ -158,7 +158,7 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
         self.words.fetch_add(DROPS, 1);
     }
 
-    /// Whether the slot has, or had, a publisher.
+    /// Returns true if the slot has, or had, a publisher.
     pub(super) fn is_used(&self) -> bool {
         self.word(NUMBER) != 0
     }
@@ -173,7 +173,7 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
         (is_idle && word(NUMBER) & !HAS_LEFT == publisher >> 8).then_some((publisher, last))
     }
 
-    /// As [`settled`](Self::settled), also while it is publishing the next message.
+    /// Like [`settled`](Self::settled), also while the publisher is publishing the next message.
     pub(super) fn last(&self) -> Option<(u64, u64)> {
         let word = |which| self.words.load(self.at(which), Acquire);
         let serial = word(NUMBER) & !HAS_LEFT;

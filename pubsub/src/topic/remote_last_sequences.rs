@@ -48,7 +48,7 @@ impl RemoteLastSequence {
         Self { node: id_from_words([low, high]), publisher, last, first, since, at }
     }
 
-    /// Whether both publishers had the same slot of their node, one after the other.
+    /// Returns true if both publishers had the same slot of their node, one after the other.
     fn replaces(&self, other: &Self) -> bool {
         self.node == other.node && self.publisher & 0xff == other.publisher & 0xff
     }

@@ -1,5 +1,5 @@
-mod given_up;
-mod origins;
+mod delivery_records;
+mod missed_messages;
 
 use std::time::Duration;
 

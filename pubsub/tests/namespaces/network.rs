@@ -39,7 +39,7 @@ pub fn run_inside(role: &str) {
     run_inside_for(role, TIMEOUT);
 }
 
-/// The same, with a timeout.
+/// Like [`run_inside`], with a timeout.
 #[track_caller]
 pub fn run_inside_for(role: &str, timeout: Duration) {
     let attempt = "ip link add hub type bridge && \

@@ -41,7 +41,7 @@ impl Member {
         self.node.report().unwrap_or_default()
     }
 
-    /// Whether a node is connected, and since when or why not.
+    /// Returns true if a node is connected, and since when or why not.
     fn session_with(&self, other: u8) -> Option<(bool, String)> {
         let name = format!("node {other}");
         self.rows().into_iter().find_map(|row| match row {

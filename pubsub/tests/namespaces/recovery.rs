@@ -17,7 +17,7 @@ use crate::support::{TIMEOUT, TestDir, options, until};
 const LOST_AFTER: Duration = Duration::from_secs(2);
 /// Longest time from the end of an outage until messages flow again.
 const RECOVERED: Duration = Duration::from_millis(500);
-/// The same after a change of address.
+/// Longest time from a change of address until messages flow again.
 const MOVED: Duration = Duration::from_secs(5);
 /// A slow measurement is repeated, since the machine may be busy.
 const ATTEMPTS: u32 = 3;

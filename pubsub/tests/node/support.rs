@@ -186,7 +186,7 @@ impl ChildProcess {
         Self(Child::start(&mut children::respawn(args)))
     }
 
-    /// The same, with the output of the child piped to [`line`](Self::line).
+    /// Like [`start`](Self::start), with the output of the child piped to [`line`](Self::line).
     pub fn start_piped(role: &str, directory: &Path) -> Self {
         let args = std::iter::once(directory.as_os_str()).chain(role.split(' ').map(OsStr::new));
         Self(Child::start(children::respawn(args).stdout(Stdio::piped())))

@@ -58,7 +58,7 @@ fn type_of_another_size_is_refused() {
 
 mod foreign {
     pubsub::plain! {
-        /// The same type, declared by another program.
+        /// The type `Pose` as another program declares it.
         #[derive(Debug)]
         pub(super) struct Pose {
             pub(super) position: [f64; 3],
@@ -94,7 +94,7 @@ fn type_of_another_name_is_refused_and_of_another_module_is_not() {
 
 mod outdated {
     pubsub::plain! {
-        /// The same type, declared by an earlier version of a program.
+        /// The type `Pose` as an earlier version of a program declares it.
         #[derive(Debug)]
         pub(super) struct Pose {
             pub(super) position: [f64; 2],

@@ -59,10 +59,10 @@ pub(super) struct DemoProcess {
     /// File with its standard error, unless that is shown to the user at once.
     errors: PathBuf,
     is_terminating: bool,
-    /// Its standard output is closed.
+    /// The process's standard output is closed.
     output_closed: bool,
     has_exited: bool,
-    /// It has started.
+    /// The process has reported, so it has started.
     pub(super) has_reported: bool,
     pub(super) last_report: ProcessReport,
     /// Times, and messages read or published until then.

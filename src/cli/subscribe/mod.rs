@@ -163,7 +163,7 @@ fn read(
 struct SubscribeSummary {
     /// Identity of the node, once known.
     node: Option<String>,
-    /// It has waited for the reader of a pipe, or for its topic.
+    /// The program has waited for the reader of a pipe, or for its topic.
     is_waiting: bool,
     is_reliable: bool,
     is_subscribed: bool,

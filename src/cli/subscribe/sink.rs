@@ -397,7 +397,7 @@ mod tests {
         names
     }
 
-    /// As on file systems without unnamed files.
+    /// A sink of named files, as on file systems without unnamed ones.
     fn by_names(path: &Path) -> Sink {
         let mut sink = Sink::directory(path).unwrap();
         if let Sink::Directory { is_unnamed, .. } = &mut sink {

@@ -33,7 +33,7 @@ def given(data):
 
 
 class Library:
-    """Its functions, with Python's numbers and bytes."""
+    """Functions of the library, with Python's numbers and bytes."""
 
     LONGEST = 64 << 10
     NUMBER, LONG = ctypes.c_uint32, ctypes.c_uint64

@@ -103,9 +103,9 @@ def devices(torch):
 
 
 class EmulatedMemory:
-    """The same without PyTorch and without a GPU, to test the rest."""
+    """Memory without PyTorch and without a GPU, to test the rest."""
 
-    # As PyTorch's.
+    # As long as PyTorch's pieces.
     PIECE = 20 * MEBI
 
     def __init__(self, library, number, length):

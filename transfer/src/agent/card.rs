@@ -60,11 +60,11 @@ pub struct AgentCard {
     pub node: [u8; 16],
     /// The boot id of the kernel: the same for all containers of a machine.
     pub machine: [u8; 16],
-    /// Its name in reports.
+    /// The agent's name in reports.
     pub label: String,
-    /// Its socket, for peers on the same machine that see the path.
+    /// The agent's socket, for peers on the same machine that see the path.
     pub socket: Option<PathBuf>,
-    /// Its addresses at fabrics.
+    /// The agent's addresses at fabrics.
     pub fabrics: Vec<FabricAddress>,
     /// Regions that it has [published](super::Agent::publish), by name.
     pub regions: Vec<(String, RegionDescriptor)>,

@@ -12,26 +12,26 @@ use crate::notice::Notice;
 pub enum Event {
     /// An initiator connected, by one or more rails.
     Joined {
-        /// Its identity.
+        /// Identity of the initiator.
         from: [u8; 16],
-        /// Its label.
+        /// Label of the initiator.
         label: String,
     },
     /// A notice arrived. The data of its transfer has arrived before.
     Notice {
         /// Identity of its sender.
         from: [u8; 16],
-        /// Its contents.
+        /// Contents of the notice.
         notice: Notice,
     },
     /// An initiator disconnected or died, or the connection to it was lost. All its notices were
     /// reported before.
     Left {
-        /// Its identity.
+        /// Identity of the initiator.
         from: [u8; 16],
-        /// Its label.
+        /// Label of the initiator.
         label: String,
-        /// Its process ended, or no rail received anything from it within the timeout.
+        /// The initiator's process ended, or no rail received anything from it within the timeout.
         is_dead: bool,
     },
     /// A fabric between this agent and a peer was lost. The other rails continue, and this one is

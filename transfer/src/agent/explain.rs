@@ -73,8 +73,8 @@ impl MemoryAttributes {
         Ok(())
     }
 
-    /// Its registration with a rail of this agent. Hypothetical memory counts as registered where it
-    /// would be.
+    /// Registration of the memory with a rail of this agent. Hypothetical memory counts as
+    /// registered where it would be.
     fn local_registration(
         &self,
         rail: usize,
@@ -98,8 +98,8 @@ impl MemoryAttributes {
         }
     }
 
-    /// Its registration with a domain of the peer, as far as known here: the peer grants access to
-    /// device memory when it is asked.
+    /// Registration of the memory with a domain of the peer, as far as known here: the peer grants
+    /// access to device memory when it is asked.
     fn remote_registration(&self, domain: usize, facts: &FabricFacts) -> Registration {
         match (&self.source, self.memory_type) {
             (_, MemoryType::Device(_)) => facts.of_remote_device(),
@@ -123,7 +123,7 @@ impl MemoryAttributes {
         self.region.as_ref().map(|region| region.number)
     }
 
-    /// Its end for a probe.
+    /// The memory's end of a probe.
     pub(super) fn local_end(&self) -> Result<Option<LocalEnd>> {
         match (self.memory_type, self.local_device()?) {
             (MemoryType::Device(exportability), Some(device)) => {

@@ -104,7 +104,7 @@ impl Agent {
         self.remote_transport.finish_connect(connecting, counts, &mut self.events)
     }
 
-    /// As [`connect_remote`](Self::connect_remote), but a peer that does not answer is no error:
+    /// Like [`connect_remote`](Self::connect_remote), but a peer that does not answer is no error:
     /// the cause is recorded for `explain`.
     pub(super) fn connect_fabric(&mut self, number: u32, end: Instant) -> Result<()> {
         let peer = self.peers.find(number);

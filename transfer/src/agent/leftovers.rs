@@ -13,17 +13,17 @@ use crate::error::{Error, Result, failed};
 pub struct Leftovers {
     /// The name of its socket.
     pub name: String,
-    /// Whether the agent is alive.
+    /// The agent's condition: alive or dead.
     pub condition: Condition,
 }
 
-/// Whether an agent is alive, according to its directory.
+/// Condition of an agent, according to its directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Condition {
-    /// It is dead, and these files were removed; or would be removed, in a dry run.
+    /// The agent is dead, and these files were removed; or would be removed, in a dry run.
     Dead(Vec<PathBuf>),
-    /// It is dead, but some of its files could not be removed.
+    /// The agent is dead, but some of its files could not be removed.
     PartlyRemoved {
         /// Removed files.
         removed: Vec<PathBuf>,
@@ -32,7 +32,7 @@ pub enum Condition {
         /// Why the first of them could not be removed.
         why: String,
     },
-    /// It is alive, for this reason. Nothing was changed.
+    /// The agent is alive, for this reason. Nothing was changed.
     Alive(String),
     /// Unknown, for this reason. Nothing was changed.
     Unknown(String),

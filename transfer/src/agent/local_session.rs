@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use ipc::{Channel, ChannelError, Doorbell, MappedWords, Message, PidFd};
 
 use super::card::AgentCard;
+use super::local_protocol::{Reply, Request};
 use super::local_target::{LocalInitiator, LocalTarget, ReadOnlyRegionTable};
-use super::protocol::{Reply, Request};
 use super::session_segment::{InitiatorSegment, TargetSegment};
 use super::{CONNECT, card_file};
 use crate::error::{Context, Error, ErrorKind, Result, failed};
@@ -30,7 +30,7 @@ pub(super) struct LocalSession {
     pidfd: PidFd,
     region_table: ReadOnlyRegionTable,
     doorbell: Doorbell<MappedWords>,
-    /// Its process has ended, as of the last check.
+    /// The agent's process has ended, as of the last check.
     process_ended: bool,
     /// The connection has ended, as of the last check. Its owner reads no notices any more.
     is_disconnected: bool,
@@ -39,9 +39,9 @@ pub(super) struct LocalSession {
 /// How another agent of this machine is reached.
 #[derive(Debug)]
 enum Connection {
-    /// It belongs to this process.
+    /// The agent belongs to this process.
     InProcess { local_target: Arc<LocalTarget>, initiator: Arc<LocalInitiator> },
-    /// It belongs to another process, with which descriptors can be exchanged.
+    /// The agent belongs to another process, with which descriptors can be exchanged.
     Channel(Arc<Channel>),
 }
 

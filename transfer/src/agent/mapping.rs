@@ -7,8 +7,8 @@ use std::time::Instant;
 use gpu::{Device, LegacyHandle, Memory};
 use ipc::{Channel, ChannelError};
 
+use super::local_protocol::{Reply, Request};
 use super::local_session::{ProgressCallback, receive};
-use super::protocol::{Reply, Request};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::path::{Exportability, MemoryType};

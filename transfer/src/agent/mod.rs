@@ -10,13 +10,13 @@ mod explain;
 mod join;
 mod leftovers;
 mod local_copies;
+mod local_protocol;
 mod local_session;
 mod local_target;
 mod mapping;
 mod options;
 mod peers;
 mod progress;
-mod protocol;
 mod published_regions;
 mod put_get;
 mod register;
@@ -89,11 +89,11 @@ impl PeerId {
 struct OperationContext {
     token: Token,
     peer: u32,
-    /// Its number in the local session.
+    /// Number of the operation in the local session.
     number: u64,
     bytes: u64,
     notice: Option<Notice>,
-    /// Its epoch among the operations with the peer.
+    /// Epoch of the operation among those with the peer.
     epoch: u64,
 }
 

@@ -192,11 +192,11 @@ impl AgentOptions {
         self
     }
 
-    /// Whether fabrics access device memory themselves. Without this call the environment variable
-    /// `FABRICAST_DEVICE_FABRIC` decides (`off`, `probe` or `on`); without both it is
-    /// [`Probe`](DeviceFabric::Probe).
+    /// Permits fabrics to access device memory themselves, or not. Without this call the
+    /// environment variable `FABRICAST_DEVICE_FABRIC` decides (`off`, `probe` or `on`); without
+    /// both it is [`Probe`](DeviceFabric::Probe).
     ///
-    /// It concerns fabrics whose offer was requested with
+    /// The setting concerns fabrics whose offer was requested with
     /// [`Caps::DEVICE_MEMORY`](fabric::Caps::DEVICE_MEMORY). Others always copy device memory
     /// through the host.
     #[must_use]

@@ -187,8 +187,8 @@ impl Agent {
         }
     }
 
-    /// As [`put`](Self::put) or [`get`](Self::get) with a given method of copying many blocks: for
-    /// measurements.
+    /// Like [`put`](Self::put) or [`get`](Self::get), with a given method of copying many blocks:
+    /// for measurements.
     ///
     /// # Errors
     /// As for [`put`](Self::put).

@@ -404,7 +404,8 @@ impl From<Block> for Run {
 }
 
 impl Rows {
-    /// As many of the next rows as have a common stride, but at most this number, and at least one.
+    /// Takes as many of the next rows as have a common stride, but at most `most`, and at least
+    /// one.
     pub(crate) fn next_run(&mut self, most: u64) -> Option<Run> {
         let stride = self.of.strides[0];
         let rows = (stride.count - self.at[0]).min(self.left).min(most.max(1));

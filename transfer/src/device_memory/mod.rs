@@ -1,17 +1,17 @@
 //! Device memory that a fabric accesses itself, for agents and for topics.
 //!
-//! `policy` decides by facts whether memory is registered at all, and `registration` does it.
-//! Whether transfers with it are right is tried by a probe of its user, with bytes of a
+//! `registration_policy` decides by facts whether memory is registered at all, and `registration`
+//! does it. A probe of its user tries whether transfers with it are right, with bytes of a
 //! [`Pattern`]. `written_devices` are those whose writes are flushed.
 
 mod pattern;
-mod policy;
 pub(crate) mod registration;
+mod registration_policy;
 mod written_devices;
 
 pub use pattern::{Part, Pattern};
-pub use policy::{DeviceFacts, FabricFacts, obstacle};
 pub use registration::{device_memory, register, register_range};
+pub use registration_policy::{DeviceFacts, FabricFacts, obstacle};
 pub(crate) use written_devices::WrittenDevices;
 pub use written_devices::flush;
 

@@ -18,7 +18,7 @@ impl Part {
         self.offset
     }
 
-    /// Its bytes.
+    /// Length of the part, in bytes.
     pub fn length(self) -> u64 {
         self.length
     }
@@ -28,7 +28,7 @@ impl Part {
         self.offset + self.length
     }
 
-    /// Its pieces of at most this length.
+    /// Splits the part into pieces of at most this length.
     pub fn pieces(self, longest: u64) -> impl Iterator<Item = Self> {
         let end = self.offset + self.length;
         (self.offset..end)

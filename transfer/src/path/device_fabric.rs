@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Whether fabrics access device memory themselves, without a copy through the host.
+/// Permission for fabrics to access device memory themselves, without a copy through the host.
 ///
 /// Not every provider that registers device memory delivers it before it says so. So by default the
 /// transfers between two memories are probed first, when their regions are joined.
@@ -35,7 +35,7 @@ impl DeviceFabric {
     /// The environment variable that sets it for topics, and for all agents whose program does not.
     pub const VARIABLE: &'static str = "FABRICAST_DEVICE_FABRIC";
 
-    /// Its name in settings and reports.
+    /// The value's name in settings and reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

@@ -12,7 +12,8 @@ pub enum Operation {
     Get,
 }
 
-/// Whether two processes can pass memory to each other. A fact about a *pair*, found by trying.
+/// How two processes can pass memory to each other, if at all. A fact about a *pair*, found by
+/// trying.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub enum Locality {
     /// Both sides are the same process.
@@ -33,7 +34,7 @@ pub enum Locality {
 /// How memory can be exported to another process of the same machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub enum Exportability {
-    /// As file descriptors.
+    /// By file descriptors.
     ByDescriptors,
     /// By the driver's handle of a `cudaMalloc` allocation.
     ByLegacyHandle,
@@ -44,17 +45,17 @@ pub enum Exportability {
 /// Why memory cannot be exported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub enum ExportObstacle {
-    /// It was mapped from pieces without exportable handles.
+    /// The memory was mapped from pieces without exportable handles.
     NotExportable,
-    /// It is from `cudaMalloc`, and its device exports no legacy handles.
+    /// The memory is from `cudaMalloc`, and its device exports no legacy handles.
     NoLegacyHandle,
     /// A stream-ordered pool allocated it.
     StreamOrderedPool,
-    /// It is managed: it migrates between host and device.
+    /// The memory is managed: it migrates between host and device.
     Managed,
     /// Host memory outside of any shared segment.
     PrivateHostMemory,
-    /// Its owner registered it as local-only.
+    /// The owner registered the memory as local-only.
     LocalOnly,
 }
 
@@ -86,7 +87,7 @@ impl MemoryType {
 /// How the copying device accesses the memory of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub enum DeviceAccess {
-    /// The same device, or host memory that it can access.
+    /// Memory of the copying device itself, or host memory that it can access.
     Same,
     /// Directly, by NVLink or PCIe.
     Direct,
@@ -100,10 +101,10 @@ pub enum DeviceAccess {
     NoDevice,
 }
 
-/// Whether a fabric can access memory itself.
+/// Access of a fabric itself to memory, or why it has none.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub enum Registration {
-    /// It is registered; of a peer's device memory: the peer was not asked yet.
+    /// The memory is registered; of a peer's device memory: the peer was not asked yet.
     Works,
     /// The provider does not register memory of this kind.
     NotOffered,
@@ -116,12 +117,12 @@ pub enum Registration {
     },
 }
 
-/// Whether transfers of device memory between the two over the fabric are known to be right.
+/// What is known about transfers of device memory between the two over the fabric.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub enum Probe {
     /// Neither memory is on a device.
     NotNeeded,
-    /// It was not made yet. Joining two regions makes it.
+    /// The probe was not made yet. Joining two regions makes it.
     NotMade,
     /// All bytes arrived, and before their notices.
     Passed,
@@ -152,7 +153,7 @@ pub enum Fabric {
         local: Registration,
         /// Registration of the remote memory.
         remote: Registration,
-        /// Whether its transfers of device memory were tried.
+        /// Outcome of the probe of device memory.
         probe: Probe,
     },
 }
@@ -185,7 +186,7 @@ impl Fabric {
 pub struct Facts {
     /// The direction of the transfer.
     pub operation: Operation,
-    /// Whether the two can pass memory.
+    /// How the two can pass memory.
     pub locality: Locality,
     /// The memory of the initiator.
     pub local: MemoryType,

@@ -56,7 +56,7 @@ impl Path {
         Self::FabricStaged,
     ];
 
-    /// Its name in policies, metrics and reports.
+    /// The path's name in policies, metrics and reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

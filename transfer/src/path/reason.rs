@@ -46,12 +46,12 @@ pub enum Reason {
     },
     /// The provider has no one-sided reads and writes.
     NoRemoteAccess {
-        /// Its name.
+        /// Name of the provider.
         provider: String,
     },
     /// The provider does not register memory of this kind.
     NotRegistered {
-        /// Its name.
+        /// Name of the provider.
         provider: String,
         /// The side of the memory: "local" or "remote".
         side: &'static str,
@@ -93,7 +93,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Its name in metrics.
+    /// The reason's name in metrics.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.properties().0
@@ -106,7 +106,7 @@ impl Reason {
         self.properties().1
     }
 
-    /// Its name, whether it is natural in its situation, and its text without parameters.
+    /// The reason's name, whether it is natural in its situation, and its text without parameters.
     const fn properties(&self) -> (&'static str, bool, &'static str) {
         match self {
             Self::OtherProcess => ("other-process", true, "they are different processes"),

@@ -8,7 +8,7 @@ use super::facts::{
 /// A situation of two processes, and its facts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Situation {
-    /// Its name in reports.
+    /// The situation's name in reports.
     pub name: &'static str,
     /// What the choice depends on.
     pub facts: Facts,

@@ -27,7 +27,7 @@ use crate::region::Buffer;
 /// Sleeping and waking costs tens of microseconds. While transfers are in flight, the thread spins
 /// for this long first.
 const SPIN_WHILE_BUSY: Duration = Duration::from_micros(200);
-/// The same without transfers, after recent activity.
+/// How long the thread spins without transfers, after recent activity.
 const SPIN_WHILE_IDLE: Duration = Duration::from_micros(50);
 /// Maximum of `lost_after`: larger values would overflow the clock.
 const MAX_LOST_AFTER: Duration = Duration::from_secs(365 * 24 * 3600);

@@ -1,7 +1,7 @@
 //! Input and output of a rail: posts receives, messages and one-sided operations at its endpoint,
 //! and polls for their completions. Copies of devices are the [`Staging`]'s.
 //!
-//! It knows sessions only by their keys. Sessions that sending finds lost are reported as
+//! Sessions are known here only by their keys. Sessions that sending finds lost are reported as
 //! [`SendEvent`]s, and receive nothing more.
 
 use std::collections::{HashMap, HashSet, VecDeque};

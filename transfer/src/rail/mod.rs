@@ -67,7 +67,7 @@ pub(crate) struct RailOptions {
     pub(crate) cached: CacheLimits,
     /// Registers local-only memory even if the provider does not require it.
     pub(crate) always_registers: bool,
-    /// Whether the fabric accesses device memory itself.
+    /// Permission for the fabric to access device memory itself.
     pub(crate) device_fabric: DeviceFabric,
 }
 
@@ -139,7 +139,7 @@ impl fmt::Debug for RemoteSide {
 pub(crate) struct LinkTarget {
     pub(crate) identity: [u8; 16],
     pub(crate) address: Vec<u8>,
-    /// The same for all rails to one peer.
+    /// Number that all rails to one peer share.
     pub(crate) connection_id: u64,
 }
 
@@ -256,7 +256,7 @@ pub(crate) enum RailEvent {
 /// State shared by an agent and its rail.
 #[derive(Debug)]
 pub(crate) struct RailShared {
-    /// Its index at the agent.
+    /// Index of the rail at the agent.
     number: usize,
     device_fabric: DeviceFabric,
     registers_devices: bool,
@@ -272,7 +272,7 @@ pub(crate) struct RailShared {
     is_over: AtomicBool,
     /// The thread has ended, and reports nothing more.
     has_ended: AtomicBool,
-    /// It ended while a device was copying.
+    /// The thread ended while a device was copying.
     may_copy: AtomicBool,
 }
 

@@ -179,8 +179,8 @@ impl RailHandle {
     /// Registers memory with the rail's domain: with rights for peers, or local-only, which may
     /// reuse a cached registration. Or tells why it is not registered.
     ///
-    /// It may take many seconds and runs on the calling thread, because the rail's thread has to
-    /// answer peers.
+    /// Registering may take many seconds and runs on the calling thread, because the rail's thread
+    /// has to answer peers.
     pub(crate) fn register(&self, buffer: &Buffer, rights: Option<Rights>) -> RailMemory {
         if let Some(device) = DeviceFacts::of(buffer)?
             && let Some(obstacle) = obstacle(&self.device_facts(), &device)

@@ -23,9 +23,9 @@ const MAX_ACK_DELAY: Duration = Duration::from_millis(20);
 /// A violation of the protocol by the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ProtocolViolation {
-    /// It acknowledged a message that was not sent.
+    /// The peer acknowledged a message that was not sent.
     Acknowledged,
-    /// It sent more messages than the window allows.
+    /// The peer sent more messages than the window allows.
     Sent,
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fabric::{Address, MemoryRegion};
 
-use self::probes::{DirectAccess, Probes};
+use self::probes::{AccessRequest, Probes};
 use super::io::RailIo;
 use super::message::Message;
 use super::release_worker::ReleaseWorker;
@@ -54,7 +54,8 @@ struct Initiator {
     identity: [u8; 16],
     connection_id: u64,
     label: String,
-    /// It confirmed the welcome. Unconfirmed sessions are not reported, because it may retry.
+    /// The initiator confirmed the welcome. Unconfirmed sessions are not reported, because it may
+    /// retry.
     is_confirmed: bool,
     opened: HashSet<u64>,
     /// Withdrawn regions of which it was not notified yet.
@@ -198,7 +199,7 @@ impl TargetRole {
             Message::RequestFill(chunk) => self.run_staging_job(io, session, chunk, false),
             Message::KeepPolling => self.polls_until = Instant::now() + POLLING_TIME,
             Message::RequestDirect { request, region, ticket, from, probes } => {
-                let wanted = DirectAccess::new(request, (region, ticket), from, probes);
+                let wanted = AccessRequest::new(request, (region, ticket), from, probes);
                 self.request_direct(io, session, wanted);
             }
             Message::ProbeWritten { probe, step } => self.probe_written(io, session, probe, step),

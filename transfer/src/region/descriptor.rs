@@ -123,7 +123,7 @@ pub struct RegionDescriptor {
     pub pieces: u32,
     /// The driver's handle of its allocation.
     pub legacy: Option<[u8; 64]>,
-    /// Its keys at fabrics.
+    /// The region's keys at fabrics.
     pub keys: Vec<FabricKey>,
 }
 

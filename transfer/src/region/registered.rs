@@ -190,7 +190,7 @@ pub(crate) struct RegisteredRegion {
     pub(crate) buffer: Buffer,
     pub(crate) descriptor: RegionDescriptor,
     owner: Arc<dyn RegionOwner>,
-    /// Its registrations, by the numbers of the rails, until it is withdrawn.
+    /// The region's registrations, by the numbers of the rails, until it is withdrawn.
     memories: Mutex<Vec<Option<MemoryRegion>>>,
     /// The outcome of its registrations, by the numbers of the rails.
     registrations: Vec<Registration>,
@@ -251,7 +251,7 @@ impl RegisteredRegion {
         }
     }
 
-    /// Its registration with a rail.
+    /// The region's registration with a rail.
     pub(crate) fn memory(&self, rail: usize) -> Option<MemoryRegion> {
         lock(&self.memories).get(rail).cloned().flatten()
     }

@@ -110,8 +110,8 @@ impl ShareClient {
         Self::connect_trusting(path, &[], timeout)
     }
 
-    /// As [`connect`](Self::connect), but also trusts services of these user ids: memory that they
-    /// send is mapped and read.
+    /// Like [`connect`](Self::connect), but also trusts services of these user ids: memory that
+    /// they send is mapped and read.
     ///
     /// # Errors
     /// As for [`connect`](Self::connect).

@@ -79,7 +79,7 @@ fn client_waits_for_a_service_that_starts_late() {
     std::fs::remove_dir_all(&directory).unwrap();
 }
 
-/// As when other clients of the same user exceed the limit of connections repeatedly.
+/// Services close connections when clients of the same user exceed their limit.
 #[test]
 fn closed_connection_is_reopened_until_the_timeout() {
     let directory = directory("given-up");

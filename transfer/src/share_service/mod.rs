@@ -169,8 +169,8 @@ impl Handler for Requests<'_> {
 
 /// Hands out handles of shared memory by name, until dropped.
 ///
-/// It belongs to the process that started it: in a forked child it does nothing, and dropping it
-/// there does not affect the parent's service.
+/// A service belongs to the process that started it: in a forked child it does nothing, and
+/// dropping it there does not affect the parent's service.
 ///
 /// ```
 /// # use std::time::Duration;

@@ -25,7 +25,7 @@ use crate::rails::{COMPARE, WHOLE};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Host,
-    /// As of `cudaMalloc`.
+    /// Memory of `cudaMalloc`.
     Plain(u32),
     Mapped(u32),
 }

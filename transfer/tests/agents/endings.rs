@@ -23,7 +23,7 @@ fn are_emulated() -> bool {
     device().name().implementation == gpu::Implementation::Emulated
 }
 
-/// Its peers get errors at once, and no byte is copied any more.
+/// Peers of the agent get errors at once, and no byte is copied any more.
 #[test]
 fn regions_of_an_ended_agent_are_refused() {
     let _alone = alone();
@@ -63,7 +63,7 @@ fn regions_of_an_ended_agent_are_refused() {
     }
 }
 
-/// The same among agents of one process.
+/// Agents of one process get errors at once, too.
 #[test]
 fn ended_agent_of_the_same_process_is_refused() {
     let _alone = alone();
@@ -364,7 +364,7 @@ fn closing_an_agent_completes_its_operations() {
     there.withdraw(&remote, Duration::ZERO).unwrap();
 }
 
-/// Its copies have ended, and no memory is kept for it.
+/// Copies of the killed peer have ended, and no memory is kept for it.
 #[test]
 fn memory_is_not_kept_for_a_killed_peer() {
     let _alone = alone();

@@ -206,7 +206,7 @@ fn operations_behind_a_failed_put_are_cancelled() {
     }
 }
 
-/// It completes with the next one, and its owner can reuse the memory.
+/// The put completes with the next one, and its owner can reuse the memory.
 #[test]
 fn put_without_an_event_settles_at_its_owner() {
     let _alone = alone();

@@ -22,7 +22,7 @@ fn halo(dimension: usize) -> Strided {
     Strided::tile(CELL, &size, subarray(&from), subarray(&to)).unwrap()
 }
 
-/// The same, cell by cell.
+/// Copies a halo cell by cell.
 fn copy_halo(dimension: usize, from: &[u8], to: &mut [u8]) {
     let [planes, lines, cells] = FIELD;
     for plane in 1..planes - 1 {

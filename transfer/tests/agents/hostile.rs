@@ -170,7 +170,7 @@ fn region_without_rights_is_refused_and_pinned_memory_private() {
     assert_eq!(region.descriptor().memory_type, memory_type);
 }
 
-/// Its owner exports a read-only descriptor.
+/// The owner of the memory exports a read-only descriptor.
 #[test]
 fn read_only_host_memory_cannot_be_mapped_for_writing() {
     let _alone = alone();

@@ -17,7 +17,7 @@ fn slow(delay: Duration) {
     }
 }
 
-/// Whether the process has already exited at the check does not matter.
+/// The outcome is the same if the process has already exited at the check.
 #[test]
 fn peer_that_closed_cleanly_is_not_reported_dead() {
     let _alone = alone();

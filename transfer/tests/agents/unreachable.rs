@@ -46,7 +46,7 @@ fn killed_agent_is_detected_at_once_by_its_socket() {
     assert!(error.to_string().contains("its process has ended"), "{error}");
 }
 
-/// As after a restart: another agent removed the files of the killed one.
+/// Another agent removed the files of the killed one, as after a restart.
 #[test]
 fn agent_with_a_removed_socket_has_ended() {
     let _alone = alone();

@@ -154,7 +154,7 @@ fn memory_for_one_receiver_can_be_given_back() {
     assert_eq!(directory.open(&once).unwrap_err().kind(), ErrorKind::Unknown);
 }
 
-/// Its token is sent before the memory is left to the receiver, since that may fail.
+/// The share's token is sent before the memory is left to the receiver, since that may fail.
 #[test]
 fn limited_memory_ends_with_its_share_unless_it_is_left() {
     let _alone = alone();
@@ -206,7 +206,7 @@ fn end_of_an_owner_is_seen_although_its_child_lives() {
     check_host(&opened, 3);
 }
 
-/// As other mounts of containers show it.
+/// Containers with other mounts see the socket in another directory.
 #[test]
 fn socket_is_found_in_another_directory() {
     let _alone = alone();

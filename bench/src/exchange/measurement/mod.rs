@@ -116,7 +116,8 @@ impl Payload {
         Ok(self.load(offset + size - 8)? == sequence && self.load(offset)? == sequence)
     }
 
-    /// As [`Self::has`], or a later message: in a stream the writer may be some windows ahead.
+    /// Returns true if this message is in the slot, or a later one: in a stream the writer may be
+    /// some windows ahead.
     fn has_or_later(&self, slot: usize, sequence: u64) -> Result<bool, Failure> {
         let (offset, size) = (self.layout.receive(slot), self.layout.size);
         if size < 16 {

@@ -6,13 +6,13 @@ use serde::Serialize;
 
 use super::cores::{Cores, Services};
 use super::queue_baseline::{self, QueueBaseline};
-use super::report::{Latency, SingleSubscriber, common, found, of_topic, stages};
 use super::role::{WORDS, WorkerRole, serve};
 use super::schedule::{
     INTRA_NODE_WARMUP, Round, Turn, TurnTarget, VERIFIED_MESSAGES, WARMUP, compared, in_turn,
 };
 use super::timed_publisher::TimedPublisher;
 use super::timed_subscriber::SubscriberTask;
+use super::topic_results::{Latency, SingleSubscriber, common, found, of_topic, stages};
 use super::{Arguments, ROUNDS, Service, TopicKind};
 use crate::process::{Affinity, pin, set_affinity};
 use crate::report::{Common, Metrics, Report, format_figure};

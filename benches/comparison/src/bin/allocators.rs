@@ -1,5 +1,5 @@
-//! As `fabricast bench alloc` with one process: other allocators, in private memory, without a
-//! lock.
+//! Measures like `fabricast bench alloc` with one process: other allocators, in private memory,
+//! without a lock.
 //!
 //! allocators LARGEST fixed|random LIVE PAIRS
 

@@ -1,6 +1,6 @@
-//! As `fabricast bench queue`, with iceoryx2: a publisher, and readers in their own processes;
-//! latency from before the call that sends to after the call that receives. Blocking readers wait
-//! for iceoryx2's event, which the publisher sends after each message.
+//! Measures like `fabricast bench queue`, with iceoryx2: a publisher, and readers in their own
+//! processes; latency from before the call that sends to after the call that receives. Blocking
+//! readers wait for iceoryx2's event, which the publisher sends after each message.
 //!
 //! iceoryx_queue READERS busy|block MESSAGES [CORE,CORE,...]
 

@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(failure.status, Status::Closed, "{failure:?}");
     }
 
-    /// Its outcome is returned, and not taken for a timeout of the call.
+    /// The operation's outcome is returned, and not taken for a timeout of the call.
     #[test]
     fn operation_completes_while_it_is_waited_for() {
         let (here, there, peer, token) = stuck();

@@ -16,7 +16,7 @@ pub(crate) type Name<'a> = (Operation, &'a str);
 
 /// An argument of C.
 pub(crate) trait Argument: Sized {
-    /// Its C type.
+    /// The argument's C type.
     type Raw: Copy;
 
     /// Clears an output, whatever fails afterwards, with the size that was passed, if any.

@@ -40,7 +40,8 @@ impl<'a, T: Plain> Array<'a, T> {
         self.start.is_null()
     }
 
-    /// Its elements, of which the caller has stated the number; NULL is an error if there are any.
+    /// The array's elements, of which the caller has stated the number; NULL is an error if there
+    /// are any.
     pub(crate) fn get(self, operation: Operation, name: &str, count: usize) -> Result<&'a [T]> {
         let name = (operation, name);
         if count == 0 {

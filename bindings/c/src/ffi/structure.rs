@@ -38,10 +38,10 @@ unsafe impl<T> Plain for *const T {}
 /// A structure that C passes or receives.
 ///
 /// # Safety
-/// It is `repr(C)` without gaps, and any pattern of bytes is a value; structures that C passes begin
-/// with their size.
+/// The type is `repr(C)` without gaps, and any pattern of bytes is a value; structures that C
+/// passes begin with their size.
 pub(crate) unsafe trait Layout: Copy {
-    /// Its size in the first version of the interface.
+    /// The structure's size in the first version of the interface.
     const MIN_SIZE: usize;
 }
 

@@ -17,9 +17,9 @@ use crate::status::Status;
 
 /// A kind of object with handles.
 pub(crate) trait Kind: Any + Send + Sync {
-    /// Its number in the handle, below [`KINDS`]; no two kinds have the same.
+    /// The kind's number in the handle, below [`KINDS`]; no two kinds have the same.
     const NUMBER: u64;
-    /// Its name in messages.
+    /// The kind's name in messages.
     const NAME: &'static str;
 
     /// Ends waits and releases what is held, after its handle was closed.

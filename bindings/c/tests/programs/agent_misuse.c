@@ -229,7 +229,7 @@ int main(void)
         with_agent(FABRICAST_E_FORKED, here, memory, local, route);
         with_others(FABRICAST_E_FORKED, memory, local, route);
         CHECK(fabricast_open_handles() == 0);
-        /* It can have its own. */
+        /* The child can have its own agent. */
         of_child = start_agent("child", NULL, NULL);
         EXPECT(FABRICAST_E_FORKED, fabricast_region_register(of_child, memory, 0, &local));
         close_agent(of_child);

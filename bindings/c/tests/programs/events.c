@@ -32,7 +32,7 @@ static void eviction(fabricast_node *node)
     DONE(fabricast_subscriber_pull(idle, LONG, &held));
     DONE(fabricast_sample_read(held, 0, copy, 4));
     CHECK(memcmp(copy, "held", 4) == 0);
-    /* It blocks the publisher, until it is evicted. */
+    /* The subscriber blocks the publisher, until it is evicted. */
     for (at = 0; at < 4; at++)
         DONE(fabricast_publisher_push(publisher, "more", 4, LONG));
     EXPECT(FABRICAST_E_EVICTED, fabricast_sample_check(held));
@@ -48,7 +48,7 @@ static void eviction(fabricast_node *node)
     memset(&counters, 0xff, sizeof counters);
     DONE(fabricast_publisher_counters_of(publisher, &counters, sizeof counters));
     CHECK(counters.messages == 5 && counters.missed_by_nodes == 0 && counters.evicted == 1);
-    /* As an older program, whose structure is shorter. */
+    /* An older program has a shorter structure. */
     memset(&counters, 0xff, sizeof counters);
     DONE(fabricast_publisher_counters_of(publisher, &counters, 24));
     CHECK(counters.messages == 5 && counters.evicted == UINT64_MAX);
@@ -145,7 +145,7 @@ static void loss(pid_t child, int in, int out)
     await_signal(in);
     CHECK(kill(child, SIGKILL) == 0);
     CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
-    /* Its published messages are available. */
+    /* Published messages of the killed publisher are available. */
     DONE(fabricast_subscriber_pull(subscriber, LONG, &sample));
     DONE(fabricast_sample_release(sample));
     for (tries = 0; tries < 600; tries++) {

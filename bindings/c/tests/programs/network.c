@@ -66,7 +66,7 @@ int main(void)
     CHECK(attempt("127.0.0.1:0", NULL, policy) != FABRICAST_E_INVALID_ARGUMENT);
     EXPECT(FABRICAST_OK, attempt("127.0.0.1:0", NULL, "^no-such-provider"));
 
-    /* The same with variables of the environment. */
+    /* Variables of the environment are checked, too. */
     CHECK(setenv("FABRICAST_PEERS", "nowhere", 1) == 0);
     CHECK(publisher_init(topic_name) == NULL);
     CHECK(fabricast_error_status() == FABRICAST_E_INVALID_ARGUMENT);

@@ -58,7 +58,7 @@ static void put(void *memory, const unsigned char *bytes)
 {
     if (number() >= 0) {
         CHECK(cuda.to_device((device_pointer)(uintptr_t)memory, bytes, LENGTH) == 0);
-        /* Its last bytes may still be in flight, and our stream does not wait for these. */
+        /* The last bytes may still be in flight, and our stream does not wait for these. */
         CHECK(cuda.synchronize(NULL) == 0);
     } else
         memcpy(memory, bytes, LENGTH);

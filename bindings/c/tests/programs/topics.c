@@ -80,7 +80,7 @@ static void publish(int in, int out)
 
     DONE(fabricast_publisher_open(opened, &publisher));
     DONE(fabricast_publisher_identity(publisher, &identity));
-    /* It works after its parents are closed. */
+    /* The publisher works after its parents are closed. */
     DONE(fabricast_topic_close(opened));
     DONE(fabricast_node_leave(node));
     signal_peer(out);

@@ -34,7 +34,7 @@ static at::Tensor counted(at::Device device) {
     return at::arange(32, at::TensorOptions().dtype(at::kFloat).device(device)).view({4, 8});
 }
 
-/* As the cases of exchange.py. */
+/* Views like the cases of exchange.py. */
 static std::vector<at::Tensor> views_of(const at::Tensor &whole) {
     return {
         whole,

@@ -198,5 +198,5 @@ class DeviceFailed(Error):
     """The device failed, and its context is lost."""
 
 
-# The same for devices.
+# The name that devices use.
 NoSuchDevice = NoDevice

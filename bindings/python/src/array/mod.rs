@@ -212,7 +212,7 @@ impl Array {
         self.device.map_or_else(|| "host".to_owned(), |device| device.to_string())
     }
 
-    /// Whether it may not be written.
+    /// True if the array may not be written.
     #[getter]
     fn readonly(&self) -> bool {
         self.is_read_only

@@ -305,7 +305,7 @@ impl Source {
         })
     }
 
-    /// Its first element; for memory of the host.
+    /// The array's first element; for memory of the host.
     pub(crate) fn host_bytes(&self) -> HostBytes {
         HostBytes { address: self.address }
     }

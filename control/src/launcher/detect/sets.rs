@@ -10,7 +10,7 @@ use super::{Launcher, VARIABLE, invalid};
 #[derive(Debug)]
 pub(super) struct Set {
     pub(super) launcher: Launcher,
-    /// As a value of `FABRICAST_LAUNCHER`.
+    /// The launcher's value of `FABRICAST_LAUNCHER`.
     pub(super) name: &'static str,
     /// For errors: the launcher and its variables of rank and size.
     pub(super) shown: String,

@@ -52,7 +52,7 @@ const HYDRA_PORT: Pairs<'_> = &[
     ("PMI_PORT", "node1:37707"),
 ];
 
-/// As its documentation describes it: `mpirun -n 4` of Intel MPI 2021, which is a hydra.
+/// Variables of `mpirun -n 4` of Intel MPI 2021, which is a hydra, by its documentation.
 const INTEL: Pairs<'_> = &[
     ("I_MPI_HYDRA_BOOTSTRAP", "ssh"),
     ("I_MPI_MPIRUN", "mpirun"),
@@ -64,7 +64,7 @@ const INTEL: Pairs<'_> = &[
     ("PMI_SIZE", "4"),
 ];
 
-/// As its documentation and sources describe it: a task of `srun -n 4`.
+/// Variables of a task of `srun -n 4`, by its documentation and sources.
 const SRUN: Pairs<'_> = &[
     ("SLURM_JOB_ID", "4711"),
     ("SLURM_LOCALID", "1"),
@@ -85,7 +85,7 @@ const SLURM_PMIX: Pairs<'_> = &[
     ("SLURM_PMIX_MAPPING_SERV", "(vector,(0,2,2))"),
 ];
 
-/// As `salloc` and `sbatch` set it for the shell: no step.
+/// Variables that `salloc` and `sbatch` set for the shell: no step.
 const ALLOCATION: Pairs<'_> = &[
     ("SLURM_JOB_ID", "4711"),
     ("SLURM_JOB_NUM_NODES", "2"),
@@ -104,7 +104,7 @@ const STEP_OF_MPIRUN: Pairs<'_> = &[
     ("SLURM_STEP_NUM_TASKS", "2"),
 ];
 
-/// As its sources describe it: `torchrun --nnodes 2 --nproc-per-node 2`, rank 3.
+/// Variables of rank 3 of `torchrun --nnodes 2 --nproc-per-node 2`, by its sources.
 const TORCHRUN: Pairs<'_> = &[
     ("GROUP_RANK", "1"),
     ("GROUP_WORLD_SIZE", "2"),

@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use super::connection::Connection;
 use super::descriptor::Descriptor;
 use super::failure::Failure;
+use super::launcher_connection::Connection;
 use super::message::{Message, shortened};
 use super::{PmiVersion, pieces, wire1, wire2};
 

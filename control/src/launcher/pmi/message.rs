@@ -26,7 +26,7 @@ impl Message {
         }
     }
 
-    /// Its command.
+    /// The message's command.
     pub(super) fn command(&self) -> &str {
         &self.command
     }

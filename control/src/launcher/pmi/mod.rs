@@ -11,7 +11,7 @@
 //! |---|---|
 //! | `failure` | why talking to the launcher failed |
 //! | `message`, `wire1`, `wire2` | the messages of both protocols as bytes |
-//! | `descriptor`, `connection` | the socket |
+//! | `descriptor`, `launcher_connection` | the socket |
 //! | `client` | requests and their answers |
 //! | `mapping` | which ranks are on this machine |
 //! | `pieces` | bytes as values of limited length |
@@ -20,9 +20,9 @@
 //! | `open_sessions` | all connections of this process, until its exit |
 
 mod client;
-mod connection;
 mod descriptor;
 mod failure;
+mod launcher_connection;
 mod mapping;
 mod message;
 mod mpi;
@@ -41,8 +41,8 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use self::client::{Client, Reported};
-use self::connection::Connection;
 use self::failure::Failure;
+use self::launcher_connection::Connection;
 use self::mpi::MpiState;
 use self::open_sessions::Key;
 use self::session::Session;

@@ -1,4 +1,4 @@
-//! Whether an MPI library uses the launcher in this process, too.
+//! Detects whether an MPI library uses the launcher in this process, too.
 //!
 //! Such a library is not linked here, but may be loaded by the program: `MPI_Initialized` and
 //! `MPI_Finalized` may be called at any time.

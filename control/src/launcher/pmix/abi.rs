@@ -89,7 +89,7 @@ pub(super) union Data {
     pub(super) uint32: u32,
     pub(super) uint64: u64,
     pub(super) bytes: ByteObject,
-    /// Its largest member is an environment variable: two pointers and a character.
+    /// Space for the largest member, an environment variable: two pointers and a character.
     pub(super) words: [u64; 3],
 }
 

@@ -14,10 +14,10 @@
 //! | `worker` | calls that may never return, on threads that can be abandoned |
 //! | `process` | the connection of this process, and what the launcher knows about the job |
 //! | `survey` | which ranks have not called |
-//! | `gather` | one exchange |
+//! | `fence_exchange` | one exchange |
 
 mod abi;
-mod gather;
+mod fence_exchange;
 mod library;
 mod process;
 mod survey;
@@ -26,7 +26,7 @@ mod worker;
 use std::sync::{Arc, TryLockError};
 use std::time::Duration;
 
-use self::gather::GATHER;
+use self::fence_exchange::GATHER;
 use self::library::MAX_LENGTH;
 use self::process::Job;
 use super::error::{Error, ErrorKind, Result};
@@ -70,7 +70,7 @@ impl Pmix {
         }
         let number = turn.number;
         turn.number += 1;
-        let gathered = gather::gather(&self.job, number, own, timeout);
+        let gathered = fence_exchange::gather(&self.job, number, own, timeout);
         turn.failure = gathered.as_ref().err().cloned();
         gathered
     }

@@ -37,9 +37,9 @@ enum Known {
     /// Nothing, and it is not asked for.
     Nothing,
     Asked,
-    /// It has not committed its key.
+    /// The rank has not committed its key.
     No,
-    /// It has.
+    /// The rank has committed its key.
     Yes,
 }
 

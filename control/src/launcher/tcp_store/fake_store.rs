@@ -46,7 +46,7 @@ struct Store {
 
 /// Why a query was not carried out.
 enum Stop {
-    /// It is not complete.
+    /// The query is not complete.
     Incomplete,
     /// The connection is closed.
     Refused,

@@ -3,8 +3,8 @@
 //! Each rank sets the pieces of its contribution, then its head. The others wait for the heads, in
 //! groups, and get heads and pieces. The rank that is the last to have read all removes the keys.
 
-use super::connection::{Connection, Fault};
 use super::contribution::{MAX_HEAD, head, open_head, pieces};
+use super::store_connection::{Connection, Fault};
 use super::wire::Queries;
 
 /// Queries sent at once whose answers are short or heads. They fit into the buffers of sockets, so

@@ -24,13 +24,13 @@
 //! | file | contents |
 //! |---|---|
 //! | `wire` | queries and answers as bytes |
-//! | `connection` | a connection, with deadlines |
+//! | `store_connection` | a connection, with deadlines |
 //! | `contribution` | head and pieces of the bytes of a rank |
 //! | `gather` | an exchange |
 
-mod connection;
 mod contribution;
 mod gather;
+mod store_connection;
 mod wire;
 
 #[cfg(test)]
@@ -40,8 +40,8 @@ mod tests;
 
 use std::time::Duration;
 
-use self::connection::{Connection, Deadline, Fault};
 use self::gather::Gather;
+use self::store_connection::{Connection, Deadline, Fault};
 use super::error::{Error, ErrorKind, Result, list};
 use super::exchange::{Exchange, LocalRank};
 

@@ -50,7 +50,7 @@ impl Dialect {
         }
     }
 
-    /// Whether the answer to [`Queries::remove`] is a number. Otherwise there is none.
+    /// Returns true if the answer to [`Queries::remove`] is a number. Otherwise there is none.
     pub(super) fn answers_remove(self) -> bool {
         self == Self::Since22
     }

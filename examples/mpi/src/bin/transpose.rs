@@ -174,7 +174,7 @@ impl Transposition {
         Ok(moved)
     }
 
-    /// The same by MPI, which needs to pack and unpack tiles, and to stage those of a device.
+    /// Transposes by MPI, which needs to pack and unpack tiles, and to stage those of a device.
     #[cfg(feature = "mpi")]
     fn run_by_mpi(&self, job: &Job, matrix: &mut [Complex]) -> Result<Duration> {
         use mpi::traits::CommunicatorCollectives;

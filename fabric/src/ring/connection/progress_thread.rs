@@ -9,7 +9,7 @@
 //! Rings in message mode need polling besides the queue. The thread polls without pauses while
 //! messages move, and then in intervals that grow to 10 ms.
 //!
-//! It also checks whether the TCP connection has ended.
+//! The thread also checks whether the TCP connection has ended.
 
 use std::io::{ErrorKind as IoKind, Read};
 use std::net::{SocketAddr, TcpStream};
@@ -26,7 +26,7 @@ use crate::{Error, ErrorKind, Result, Waker};
 
 /// How long after the last call the thread locks the port.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
-/// The same during one long call, whose end wakes the thread.
+/// How long the thread waits during one long call, whose end wakes it.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Longest sleep in the queue.
 const MAX_SLEEP: Duration = Duration::from_millis(50);

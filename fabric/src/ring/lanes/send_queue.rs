@@ -17,7 +17,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct QueuedChunk {
     chunk: Chunk,
-    /// Its payload, from an offset of a region.
+    /// The chunk's payload, from an offset of a region.
     payload: Option<(MemoryRegion, usize)>,
     /// Bytes beside its header.
     inline: Box<[u8]>,

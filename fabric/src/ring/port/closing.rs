@@ -9,7 +9,7 @@ use super::super::posted_receives::PostedReceives;
 use super::super::queue_budget::QueueBudget;
 use super::super::retries::{CloseProgress, Retries};
 use super::super::{EndpointIo, ReceiverStatistics, RingSender, SenderStatistics};
-use super::waiting::{Wait, deadline_exceeded};
+use super::blocking_calls::{Wait, deadline_exceeded};
 use super::{Port, ReceiverId, SenderId, receiver_mut, sender_mut};
 use crate::{CompletionQueue, Endpoint, MemoryRegion, Peer, Result};
 

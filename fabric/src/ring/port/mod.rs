@@ -3,11 +3,11 @@
 //! The owner of a port drives it: [`progress`](Port::progress) takes one completion and passes it
 //! to its ring. The calls that wait make progress for all rings of the port. One thread, no lock.
 
+mod blocking_calls;
 mod closing;
 mod events;
-mod lanes;
+mod lane_operations;
 mod opening;
-mod waiting;
 
 pub use events::RingEvent;
 
@@ -29,7 +29,7 @@ use super::{
 use crate::{
     CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Outcome, Peer, RegionSlice, Result,
 };
-use waiting::deadline_exceeded;
+use blocking_calls::deadline_exceeded;
 
 /// Steps without an event after which a port is idle: credit is returned, and calls that wait may
 /// sleep.
@@ -394,8 +394,8 @@ impl Port {
         sender.push(&mut self.io, message, payload)
     }
 
-    /// The same, where `part` begins at byte `at` of the message: so a message can be assembled
-    /// from several memories, such as a header and a payload.
+    /// Like [`push`](Self::push), where `part` begins at byte `at` of the message: so a message can
+    /// be assembled from several memories, such as a header and a payload.
     ///
     /// # Errors
     /// As [`push`](Self::push); `OutOfBounds` if the next byte to be written is not in the part.
@@ -471,7 +471,8 @@ impl Port {
         was_returned.inspect_err(|error| receiver.set_credit_error(error.clone()))
     }
 
-    /// The same for all rings. If credit cannot be sent, only that ring is broken.
+    /// Like [`return_credit`](Self::return_credit), for all rings. If credit cannot be sent, only
+    /// that ring is broken.
     pub fn return_all_credit(&mut self, is_idle: bool) -> bool {
         let mut has_returned = false;
         for receiver in self.receivers.iter_mut().flatten() {

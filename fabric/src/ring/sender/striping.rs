@@ -14,7 +14,7 @@ pub(super) enum Planned<'a> {
 }
 
 impl RingSender {
-    /// As [`push_part`](Self::push_part), on an extra lane.
+    /// Like [`push_part`](Self::push_part), on an extra lane.
     pub(in super::super) fn push_on_lane(
         &mut self,
         (lanes, lane): (&ExtraLanes, usize),

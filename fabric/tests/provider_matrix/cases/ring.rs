@@ -474,7 +474,7 @@ fn ring_offer_for(cell: &Cell, query: Query, caps: Caps) -> CaseResult<Offer> {
     Ok(cell.offer_of(query, caps | Caps::TAGGED).unwrap_or(offer))
 }
 
-/// The same with ordered writes, where the provider has them.
+/// Selects an offer with ordered writes, where the provider has them.
 pub(super) fn ordered(cell: &Cell, caps: Caps) -> CaseResult<Offer> {
     let order = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
     match cell.offer_of(cell.query().order(order), caps) {

@@ -99,7 +99,7 @@ fn connect(cell: &Cell, offer: &Offer) -> CaseResult<Fixture> {
     Ok(Fixture { ports, parts, memory: cell.memory, sender, receiver })
 }
 
-/// The same memory, registered with the domains of all lanes.
+/// Registers memory with the domains of all lanes.
 fn sources(memory: Memory, port: &Port) -> CaseResult<Vec<MemoryRegion>> {
     fn all(port: &Port, memory: impl fabric::Memory) -> CaseResult<Vec<MemoryRegion>> {
         let memory = Arc::new(memory);

@@ -30,7 +30,7 @@ unsafe impl HostMapping for Pages {
     }
 }
 
-/// The same, read during a wait.
+/// [`Pages`] that are read during a wait.
 #[derive(Debug)]
 pub struct Shared(pub std::sync::Arc<Pages>);
 

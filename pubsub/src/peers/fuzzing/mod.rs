@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::event::PeerEvent;
 use super::interests::{Interest, MAX_INTERESTS, PeerInterests, collect_interests};
 use super::mesh::{Action, Mesh};
-use super::protocol::{self, Frame};
+use super::node_protocol::{self, Frame};
+use super::peer_event::PeerEvent;
 use super::{ConnectionId, Hello, Limits, ServiceInstance};
 use crate::error::Result;
 use crate::ids::NodeId;
@@ -71,7 +71,7 @@ pub fn valid_handshake() -> Vec<u8> {
         listens: None,
     };
     let mut bytes = on_the_wire(&hello.encode());
-    bytes.extend(on_the_wire(&protocol::encode(&Frame::Claim { instead_of: None })));
+    bytes.extend(on_the_wire(&node_protocol::encode(&Frame::Claim { instead_of: None })));
     bytes
 }
 
@@ -141,8 +141,8 @@ pub fn fuzz_interests(mut bytes: &[u8]) -> usize {
     while let Some((length, rest)) = bytes.split_first_chunk() {
         let (body, rest) = rest.split_at(usize::from(u16::from_le_bytes(*length)).min(rest.len()));
         bytes = rest;
-        let Ok(frame) = protocol::decode(body) else { break };
-        let again = protocol::decode(&protocol::encode(&frame));
+        let Ok(frame) = node_protocol::decode(body) else { break };
+        let again = node_protocol::decode(&node_protocol::encode(&frame));
         assert_eq!(again.as_ref(), Ok(&frame), "the second encoding differs");
         let Frame::Interests { number, changes } = frame else { break };
         if peer_interests.apply(number, &changes).is_err() {

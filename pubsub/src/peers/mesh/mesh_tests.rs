@@ -1,13 +1,13 @@
 //! Nodes in simulated time: they find each other eventually, whatever happens.
 
-mod simulation;
+mod simulated_network;
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use proptest::prelude::*;
 
-use self::simulation::{HostConfig, Simulation};
+use self::simulated_network::{HostConfig, Simulation};
 use super::{Mesh, PeerState};
 use crate::ids::NodeId;
 use crate::network_options::NetworkOptions;
@@ -42,13 +42,13 @@ fn identity(seed: u64, host: usize) -> NodeId {
 enum Topology {
     /// All nodes have all addresses, their own included.
     All,
-    /// As `All`, with two addresses per node.
+    /// Like `All`, with two addresses per node.
     Twice,
     /// For each pair, one node has the address of the other.
     OneSided,
     /// All ask the first node.
     Rendezvous,
-    /// As `Rendezvous`, and the last node does not listen.
+    /// Like `Rendezvous`, but the last node does not listen.
     Hidden,
 }
 
@@ -337,7 +337,8 @@ fn restarted_service_replaces_its_unreachable_session() {
     assert_ne!(sim.hosts[0].sessions[&sim.hosts[1].identity()].session, before);
 }
 
-/// As after a boot without a clock of its own, or when the clock was set back.
+/// Equal start times happen after a boot without a clock of its own, or when the clock was set
+/// back.
 #[test]
 fn instances_with_equal_start_times_have_different_sessions() {
     for restarts in [0, 1] {

@@ -1,27 +1,27 @@
 //! All connections of a node, without sockets, threads or a clock.
 //!
-//! Its driver reports what happened (a connection, bytes, passed time) and executes its
+//! The driver of a mesh reports what happened (a connection, bytes, passed time) and executes its
 //! [`Action`]s. Times are durations since it began.
 
-mod admission;
 mod frame_handling;
+mod inbound_limits;
 #[cfg(test)]
 mod mesh_tests;
-mod report;
+mod peer_reports;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use self::report::DepartedNodes;
-pub(crate) use self::report::{PeerReport, PeerState};
+use self::peer_reports::DepartedNodes;
+pub(crate) use self::peer_reports::{PeerReport, PeerState};
 use super::address_book::{AddressBook, AddressSource, DialOutcome};
 use super::close_reason::{CloseReason, GoodbyeReason};
-use super::event::PeerEvent;
 use super::heartbeats::ConnectionProtocol;
 use super::identity::SessionId;
 use super::interests::{InterestSender, Interests, PeerInterests};
-use super::protocol::{Frame, MAX_CONTROL_MESSAGE_LENGTH};
+use super::node_protocol::{Frame, MAX_CONTROL_MESSAGE_LENGTH};
+use super::peer_event::PeerEvent;
 use super::session_arbitration::SessionArbitration;
 use super::{ConnectionId, Hello, Limits, ServiceInstance, SplitMix64, Timing};
 use crate::error::{Error, ErrorKind, Result};
@@ -60,7 +60,7 @@ struct PeerConnection {
     requested_peers: bool,
     /// The peer must not get the interests of this node yet.
     withholds_interests: bool,
-    /// It sent a goodbye, so it needs none.
+    /// The peer sent a goodbye, so it needs none.
     received_goodbye: bool,
     /// No bytes arrived for longer than expected: another connection is tried.
     is_stale: bool,
@@ -439,7 +439,7 @@ impl Mesh {
         }
     }
 
-    /// Whether a node has a session, and its connection is stale.
+    /// Returns true if a node has a session, and its connection is stale.
     fn is_stale(&self, node: &NodeId, now: Duration) -> bool {
         let link = self.current(node).and_then(|(connection, _)| self.connections.get(&connection));
         link.is_some_and(|link| link.session.is_stale(now))
@@ -451,7 +451,7 @@ impl Mesh {
     }
 }
 
-/// Whether a node has a session that is not stale.
+/// Returns true if a node has a session that is not stale.
 fn has_live_session(
     nodes: &HashMap<NodeId, Node>,
     connections: &BTreeMap<ConnectionId, PeerConnection>,

@@ -1,7 +1,7 @@
 //! Messages in stream order, as one process sees them: which streams of this process write which
 //! message, and what is polled for them. `sync_words` is what all processes see.
 //!
-//! Publishing is in `publisher::stream_order`, pulling and releasing in `subscriber::stream_order`.
+//! Publishing is in `publisher::stream_writes`, pulling and releasing in `subscriber::stream_reads`.
 
 pub(super) mod sync_words;
 
@@ -142,7 +142,7 @@ impl Pool {
         signal
     }
 
-    /// Whether the write has ended, with success or not; then its waiters are released.
+    /// Returns true if the write has ended, with success or not; then its waiters are released.
     fn is_over(&self, caller: &Caller<'_>, stream_writes: &StreamWrite) -> bool {
         let StreamWrite { block, sync_point, written, is_unsignalled } = stream_writes;
         let control = self.control();
@@ -200,7 +200,8 @@ impl Pool {
         is_any_held || !stream_writes.is_empty()
     }
 
-    /// Whether unfinished work exists that rings no doorbell, and that a caller may wait for.
+    /// Returns true if unfinished work exists that rings no doorbell, and that a caller may wait
+    /// for.
     pub(crate) fn is_waiting_for_streams(&self) -> bool {
         self.control().has_stream_owned() || !lock(&self.streams.stream_pollers).is_empty()
     }

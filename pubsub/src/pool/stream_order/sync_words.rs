@@ -64,9 +64,10 @@ pub(in crate::pool) fn range_of(max_blocks: u32, before: usize, page: usize) -> 
 pub enum Readiness {
     /// The stream has not written it yet.
     Pending,
-    /// It is complete, as all messages that were published without a stream.
+    /// The message is complete, like all messages that were published without a stream.
     Ready,
-    /// It will never be complete: its publisher died, or its device failed, before it was written.
+    /// The message will never be complete: its publisher died, or its device failed, before it was
+    /// written.
     Poisoned,
 }
 
@@ -139,13 +140,13 @@ impl<W: Words + Clone> PoolControl<W> {
         bytes(self.sync_words.start)..bytes(self.sync_words.end)
     }
 
-    /// Whether messages of this pool are published in stream order.
+    /// Returns true if messages of this pool are published in stream order.
     #[inline]
     pub(crate) fn is_stream_ordered(&self) -> bool {
         self.is_stream_ordered
     }
 
-    /// Whether any stream ever used this pool.
+    /// Returns true if any stream ever used this pool.
     #[inline]
     fn is_used(&self) -> bool {
         self.words.load(STREAMS, Acquire) != 0
@@ -299,7 +300,7 @@ impl<W: Words + Clone> PoolControl<W> {
         }
     }
 
-    /// Whether a stream still uses this block.
+    /// Returns true if a stream still uses this block.
     fn is_busy(&self, block: Block) -> bool {
         let word = |which| self.words.load(self.at(block.number(), which), Acquire);
         let is_of_block = |word: u64| (word >> 32) as u32 == generation(block);
@@ -310,7 +311,7 @@ impl<W: Words + Clone> PoolControl<W> {
         is_written && is_of_block(writer) || readers as u32 != 0 && is_of_block(readers)
     }
 
-    /// Whether a stream may use this block until its publisher is dead.
+    /// Returns true if a stream may use this block until its publisher is dead.
     fn is_retained(&self, block: Block) -> bool {
         let writer = self.words.load(self.at(block.number(), WRITER), Acquire);
         writer as u32 & RETAINED != 0 && (writer >> 32) as u32 == generation(block)
@@ -352,7 +353,7 @@ impl<W: Words + Clone> PoolControl<W> {
         !is_left || self.is_busy(block) || self.dispose(caller, block, OWNED_BY_STREAMS)
     }
 
-    /// Whether there may be stream-owned blocks, as far as this process knows.
+    /// Returns true if there may be stream-owned blocks, as far as this process knows.
     pub(crate) fn has_stream_owned(&self) -> bool {
         self.words.load(STREAM_OWNED, Acquire) != self.stream_owned_seen.load(Relaxed)
     }

@@ -64,7 +64,7 @@ pub(crate) trait OutboundTransport {
     type PayloadLocation;
     type CopyHandle;
 
-    /// Whether such a payload has to be copied to a slot first.
+    /// Returns true if such a payload has to be copied to a slot first.
     fn is_staged(&self, payload: &Self::PayloadLocation) -> bool;
     /// Begins a message of a ring.
     fn begin(&self, ring: Self::Ring, form: RingMessageKind, length: u64) -> Result<Message>;
@@ -77,12 +77,13 @@ pub(crate) trait OutboundTransport {
         part: (Part<'_, Self::PayloadLocation>, u64),
         inline: &[u8],
     ) -> Result<Pushed>;
-    /// Whether the bytes are there that a probe of the ring is written from.
+    /// Returns true if the bytes are there that a probe of the ring is written from.
     fn is_probe_ready(&mut self, ring: Self::Ring) -> Result<bool>;
     /// Releases them: no write from them is in flight.
     fn end_probe(&mut self, ring: Self::Ring);
     fn ring_progress(&self, ring: Self::Ring) -> Result<RingProgress>;
-    /// Whether no write into a ring that is not written any more is in flight, whatever its result.
+    /// Returns true if no write into a ring that is not written any more is in flight, whatever its
+    /// result.
     fn is_quiescent(&mut self, ring: Self::Ring) -> bool;
     /// Closes a ring.
     fn close(&mut self, ring: Self::Ring);
@@ -135,7 +136,7 @@ pub struct DestinationCounters {
     pub blocked_for: u64,
     /// Lanes for large messages; 0 while it is not connected.
     pub lanes: u64,
-    /// Its ring lies in device memory.
+    /// True if the destination's ring lies in device memory.
     pub is_direct: bool,
     /// Messages that it missed because it lagged too far.
     pub missed: u64,
@@ -149,7 +150,7 @@ struct Entry<P> {
     /// Number of pieces: 0 if it is not staged.
     pieces: u64,
     copy_begun: Option<u64>,
-    /// It was released early: destinations that have not begun with it miss it.
+    /// Released early: destinations that have not begun with it miss it.
     is_dropped: bool,
 }
 
@@ -255,7 +256,7 @@ impl<T> StagedPiece<T> {
 #[derive(Debug, Clone, Copy)]
 struct PieceDemand {
     from: u64,
-    /// It has no credit now.
+    /// The destination has no credit now.
     is_blocked: bool,
 }
 
@@ -266,7 +267,7 @@ struct UnacknowledgedMessage {
     entry: u64,
     /// Number of messages in it.
     messages: u64,
-    /// It is written from copies.
+    /// The message is written from copies.
     is_copied: bool,
 }
 
@@ -472,14 +473,14 @@ impl<W: OutboundTransport> Outbound<W> {
         self.retiring.len() < before
     }
 
-    /// Whether no write is in flight.
+    /// Returns true if no write is in flight.
     pub(crate) fn is_quiescent(&mut self, now: ClockReading, wire: &mut W) -> bool {
         self.retire(now, wire);
         self.retiring.is_empty()
     }
 
-    /// Whether the completion of a write is overdue. Then only closing the endpoint guarantees that
-    /// the provider reads no memory any more.
+    /// Returns true if the completion of a write is overdue. Then only closing the endpoint
+    /// guarantees that the provider reads no memory any more.
     pub(crate) fn is_overdue(&self, now: ClockReading) -> bool {
         let timeout = self.options.timeout;
         let is_late = |since: u64| now.monotonic.saturating_sub(since) > timeout;
@@ -532,7 +533,7 @@ impl<W: OutboundTransport> Outbound<W> {
         self.destinations[self.destination_index(node)?].ring
     }
 
-    /// Whether the provider's queue is full for a node's next write.
+    /// Returns true if the provider's queue is full for a node's next write.
     pub(crate) fn is_busy(&self, node: NodeId) -> bool {
         self.destination_index(node).is_some_and(|index| self.destinations[index].is_busy)
     }

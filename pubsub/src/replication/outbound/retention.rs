@@ -196,12 +196,12 @@ impl<W: OutboundTransport> Outbound<W> {
         }
     }
 
-    /// Whether no entry could be dropped at its last turn: then it needs polling.
+    /// Returns true if no entry could be dropped at its last turn: then it needs polling.
     pub(crate) fn is_stalled(&self) -> bool {
         self.full_since.is_some()
     }
 
-    /// Whether a destination, a provider or a device may still read an entry.
+    /// Returns true if a destination, a provider or a device may still read an entry.
     fn is_in_use(&self, number: u64) -> bool {
         self.destinations
             .iter()

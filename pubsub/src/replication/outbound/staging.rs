@@ -57,7 +57,7 @@ impl<T> StagingArea<T> {
         self.items.iter().any(|item| item.piece_index == piece_index)
     }
 
-    /// Whether a device reads this entry.
+    /// Returns true if a device reads this entry.
     pub(super) fn is_copying(&self, entry: u64) -> bool {
         self.items.iter().any(|item| item.entry == entry && item.is_copying())
     }

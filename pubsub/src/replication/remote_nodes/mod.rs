@@ -28,7 +28,7 @@ struct ConnectedNode {
     session: SessionId,
     /// The address of this node that the other node reaches.
     local_address: IpAddr,
-    /// Its provider; None until its provider message arrives.
+    /// The node's provider; None until its provider message arrives.
     provider: Option<Provider>,
     /// How often its provider changed.
     changes: u32,
@@ -73,12 +73,12 @@ impl RemoteNodes {
         self.seen_nodes.label(node)
     }
 
-    /// Whether one more log line that another node causes is allowed.
+    /// Returns true if one more log line that another node causes is allowed.
     pub(super) fn may_log(&mut self, now: Instant) -> bool {
         self.log.allows(now.saturating_duration_since(self.began))
     }
 
-    /// Whether one more log line about a connected or disconnected node is allowed.
+    /// Returns true if one more log line about a connected or disconnected node is allowed.
     fn may_log_node(&mut self, now: Instant, node: NodeId) -> bool {
         let since = now.saturating_duration_since(self.began);
         self.seen_nodes.may_log(node, since, |node| self.nodes.contains_key(node))
@@ -175,7 +175,7 @@ impl RemoteNodes {
         self.nodes.get(&node).and_then(|remote| remote.provider.as_ref())
     }
 
-    /// Whether a node has reported the same provider as the local one.
+    /// Returns true if a node has reported the same provider as the local one.
     pub(super) fn is_provider_compatible(&self, node: NodeId) -> bool {
         let theirs = self.remote_provider(node);
         theirs.is_some() && theirs == self.provider.as_ref()

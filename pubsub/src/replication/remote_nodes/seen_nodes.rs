@@ -20,11 +20,11 @@ struct SeenNode {
     label: String,
     /// The last instance of its service.
     instance: Option<ServiceInstance>,
-    /// It may connect and disconnect repeatedly.
+    /// Limits log lines, since a node may connect and disconnect repeatedly.
     log: LogLimit,
 }
 
-/// As seen by this service; data of an earlier service is lost with it.
+/// Nodes seen by this service; data of an earlier service is lost with it.
 #[derive(Debug, Default)]
 pub(crate) struct SeenNodes {
     nodes: BTreeMap<NodeId, SeenNode>,
@@ -58,7 +58,7 @@ impl SeenNodes {
         seen.instance.replace(instance) == Some(instance)
     }
 
-    /// Whether one more log line about a connected or disconnected node is allowed.
+    /// Returns true if one more log line about a connected or disconnected node is allowed.
     pub(crate) fn may_log(
         &mut self,
         node: NodeId,

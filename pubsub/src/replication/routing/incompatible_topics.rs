@@ -29,8 +29,8 @@ impl<'a> LocalUse<'a> {
         Self { settings: topic.settings(), publishes: *publishes, subscribes: *subscribes }
     }
 
-    /// Whether a subscriber there wants messages published here, and a subscriber here messages
-    /// published there.
+    /// Tells whether a subscriber there wants messages published here, and whether a subscriber
+    /// here wants messages published there.
     fn wanted(&self, remote: &Interest) -> (bool, bool) {
         (self.publishes && remote.subscribes, self.subscribes && remote.publishes)
     }

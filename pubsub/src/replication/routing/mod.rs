@@ -98,7 +98,7 @@ impl Routing {
         self.replicated_topics.get(&number).is_some_and(TopicReplication::is_subscribed)
     }
 
-    /// Whether messages of the topic are or will be retained for other nodes.
+    /// Returns true if messages of the topic are or will be retained for other nodes.
     pub(super) fn holds(&self, number: u32) -> bool {
         self.replicated_topics.get(&number).is_some_and(TopicReplication::holds)
     }
@@ -142,7 +142,7 @@ impl Routing {
         interests
     }
 
-    /// Whether anything can be sent.
+    /// Sets whether anything can be sent.
     pub(super) fn set_can_send(&mut self, can_send: bool) {
         self.plan.set_can_send(can_send);
     }

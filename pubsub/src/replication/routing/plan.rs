@@ -54,7 +54,7 @@ pub(crate) enum DestinationState {
     Sending { since: Instant },
     /// The connection broke; retried at `until`.
     Broken { since: Instant, until: Instant },
-    /// Its node is disconnected, or has not sent its interests; waited for until then.
+    /// The node is disconnected, or has not sent its interests; waited for until then.
     WaitingForReturn { since: Instant, until: Instant },
 }
 
@@ -76,7 +76,7 @@ struct RemoteNode {
     appeared: Instant,
     /// When it first sent its interests.
     interests_at: Option<Instant>,
-    /// Its provider differs from the local one.
+    /// The node's provider differs from the local one.
     is_incompatible: bool,
     /// The topics that it subscribes to.
     subscribes: BTreeMap<String, SharedSettings>,
@@ -85,7 +85,7 @@ struct RemoteNode {
 #[derive(Debug)]
 pub(crate) struct RoutingPlan {
     grace: Duration,
-    /// Whether anything can be sent; while not, all nodes count as disconnected.
+    /// True if anything can be sent; while not, all nodes count as disconnected.
     can_send: bool,
     nodes: BTreeMap<NodeId, RemoteNode>,
     topics: BTreeMap<u32, BTreeMap<NodeId, Destination>>,
@@ -95,8 +95,8 @@ pub(crate) struct RoutingPlan {
     suspended: BTreeMap<(u32, NodeId), RetryBackoff>,
 }
 
-/// Whether messages can be exchanged between topics of these settings. The memory that they use is
-/// local to each node.
+/// Returns true if messages can be exchanged between topics of these settings. The memory that they
+/// use is local to each node.
 pub(super) fn are_compatible(ours: &SharedSettings, theirs: &SharedSettings) -> bool {
     ours.differs(theirs).next().is_none()
 }
@@ -158,7 +158,7 @@ impl RoutingPlan {
         })
     }
 
-    /// Whether nothing can be sent to a node because the providers differ.
+    /// Sets whether nothing can be sent to a node because the providers differ.
     pub(super) fn set_incompatible(&mut self, node: NodeId, is_incompatible: bool) {
         if let Some(remote) = self.nodes.get_mut(&node) {
             remote.is_incompatible = is_incompatible;
@@ -233,9 +233,9 @@ impl RoutingPlan {
         true
     }
 
-    /// Whether a node has reported that it does not want a topic with these settings. Then it
-    /// misses nothing when it is removed. A disconnected or unsendable node has reported nothing,
-    /// and may still want it.
+    /// Returns true if a node has reported that it does not want a topic with these settings. Then
+    /// it misses nothing when it is removed. A disconnected or unsendable node has reported
+    /// nothing, and may still want it.
     pub(super) fn has_unsubscribed(&self, name: &str, ours: &SharedSettings, node: NodeId) -> bool {
         let Some(remote) = self.nodes.get(&node) else { return false };
         let wants = remote.subscribes.get(name).is_some_and(|theirs| are_compatible(ours, theirs));

@@ -45,7 +45,7 @@ pub(super) struct TopicReplication {
     backoff: Option<RetryBackoff>,
     /// Not replicated until the backoff ends, so that publishers do not wait.
     is_given_up: bool,
-    /// Its destinations still have to be given up.
+    /// The topic's destinations still have to be given up.
     gives_up_destinations: bool,
     has_logged_failure: bool,
 }
@@ -56,7 +56,7 @@ enum State {
     /// Messages may be retained, by an earlier service or by an ended source.
     Inherited,
     Replicating(Replicating),
-    /// Its source may still be running. The next subscriber in the role's name must not start
+    /// The ended source may still be running. The next subscriber in the role's name must not start
     /// before it ends.
     Stopping {
         source: Weak<AtomicBool>,
@@ -197,12 +197,12 @@ impl TopicReplication {
         matches!(self.state, State::Replicating(_))
     }
 
-    /// Whether destinations still have messages to acknowledge.
+    /// Returns true if destinations still have messages to acknowledge.
     fn has_backlog(&self) -> bool {
         !matches!(self.state, State::Idle) && has_backlog(&self.local_topic.topic)
     }
 
-    /// Whether messages are retained for other nodes, or its source is still ending.
+    /// Returns true if messages are retained for other nodes, or its source is still ending.
     pub(super) fn holds(&self) -> bool {
         match &self.state {
             State::Idle => false,
@@ -358,12 +358,12 @@ pub(crate) fn has_backlog(topic: &Topic) -> bool {
     !is_delivered(topic, topic.local().position())
 }
 
-/// Whether all messages before a position were delivered to other nodes, or given up.
+/// Returns true if all messages before a position were delivered to other nodes, or given up.
 pub(crate) fn is_delivered(topic: &Topic, position: u64) -> bool {
     subscription_ids(topic).all(|id| topic.local().oldest_unreleased(id) >= position)
 }
 
-/// Whether messages are retained for other nodes, even while no worker replicates them.
+/// Returns true if messages are retained for other nodes, even while no worker replicates them.
 pub(crate) fn is_owed(topic: &Topic) -> bool {
     !topic.destinations().is_empty() && has_backlog(topic)
 }

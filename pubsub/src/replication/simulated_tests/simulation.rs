@@ -79,7 +79,7 @@ impl SimLane {
 /// A chunk in flight.
 struct ChunkInFlight {
     lane: usize,
-    /// Its source is read at this time.
+    /// When the chunk's source is read.
     leaves: u64,
     source: Option<(SimPayload, usize)>,
     arrives: u64,
@@ -95,11 +95,11 @@ pub(super) struct SimRing {
     writer: WriterState,
     reader: ReaderState,
     memory: Bytes,
-    /// It lies in device memory: bytes beside headers, by the number of their chunk.
+    /// Of a ring in device memory: bytes beside headers, by the number of their chunk.
     inline: Option<HashMap<u64, Vec<u8>>>,
     /// What its probe is written from.
     probe: Option<Vec<u8>>,
-    /// Its bytes arrive so long after their notices, in nanoseconds.
+    /// How long after their notices bytes arrive, in nanoseconds.
     pub(super) bytes_later: u64,
     /// Bytes that arrive at this time, at this place.
     late: Vec<(u64, usize, Vec<u8>)>,

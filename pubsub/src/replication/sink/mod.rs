@@ -25,7 +25,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 const NO: u64 = 0;
 const WAITS: u64 = u64::MAX;
 
-/// Whether messages of another node wait for capacity. Set by a sink, read by the service.
+/// Tells the service whether messages of another node wait for capacity; set by a sink.
 #[derive(Debug)]
 pub(crate) struct RoomWait {
     began: Instant,
@@ -54,7 +54,7 @@ impl RoomWait {
         self.state.store(passed.clamp(NO + 1, WAITS - 1), Ordering::Release);
     }
 
-    /// Whether a message waits; a refused message counts for `holds`.
+    /// Returns true if a message waits; a refused message counts for `holds`.
     pub(crate) fn is_waiting(&self, holds: Duration) -> bool {
         match self.state.load(Ordering::Acquire) {
             NO => false,
@@ -74,8 +74,8 @@ pub(super) struct TopicSink {
     /// Blocks of messages that began, with their offsets in the pool.
     begun: VecDeque<(Block, u64)>,
     start: ReplicationStart,
-    /// Whether a message waits for capacity: then a subscriber that holds samples too long blocks
-    /// it.
+    /// Tells the service whether a message waits for capacity: then a subscriber that holds samples
+    /// too long blocks it.
     room_wait: Arc<RoomWait>,
     /// Time of the last report.
     last_reported: Option<Instant>,
@@ -85,7 +85,7 @@ pub(super) struct TopicSink {
     _alive: Arc<()>,
 }
 
-/// Whether a lock could not be taken: a living process holds it, or a dead holder is being
+/// Returns true if a lock could not be taken: a living process holds it, or a dead holder is being
 /// detected.
 fn is_lock_busy(error: &Error) -> bool {
     error.kind() == ErrorKind::DeadlineExceeded

@@ -15,7 +15,7 @@ use crate::replication::source::start_sequences::ReplicationStart;
 use crate::replication::{ControlMessage, RemoteNodes};
 use crate::topic::{PUBLISHER_SLOTS, RemoteLastSequence, Topic};
 
-/// As many as can publish in a topic of a node.
+/// Number of publishers that a topic of a node can have.
 pub(crate) const MAX_PUBLISHERS: usize = PUBLISHER_SLOTS;
 
 /// Publishers, each with its last sequence.

@@ -13,7 +13,7 @@ use crate::replication::routing::plan::RoutingPlan;
 use crate::replication::{ControlMessage, RemoteNodes};
 use crate::topic::{LostPublisher, Topic};
 
-/// As many as the receiver's topic is sure to remember.
+/// Number of lost publishers that the receiver's topic is sure to remember.
 pub(crate) const MAX_PUBLISHERS: usize = 15;
 
 /// The first lost publisher to report, and the nodes to report it to, perhaps none. Returns None if

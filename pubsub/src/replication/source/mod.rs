@@ -47,7 +47,7 @@ pub(super) struct TopicSource {
     held: VecDeque<u64>,
     /// A message that was taken, and that a stream is still writing.
     unwritten: Option<(u64, Entry)>,
-    /// It was pending at the last call of `next`, and this was not reported yet.
+    /// The write was pending at the last call of `next`, and this was not reported yet.
     is_pending_unreported: bool,
     delivered: Arc<DeliveredPositions>,
     /// No message is sent before all destinations are known.
@@ -90,7 +90,7 @@ impl TopicSource {
         self.topic.release_in(&caller, at, position, self.pool.control());
     }
 
-    /// Whether a message is written. An invalid entry is detected later.
+    /// Tells whether a message is written. An invalid entry is detected later.
     fn readiness(&self, entry: &Entry) -> Readiness {
         let Some(sync_point) = entry.sync_point else { return Readiness::Ready };
         let found = self.pool.control().readiness(entry.block, sync_point);

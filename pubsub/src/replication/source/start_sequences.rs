@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::topic::{Published, Topic};
 
-/// As many as can publish in a topic of a node.
+/// Number of publishers that a topic of a node can have.
 pub(crate) const MAX_PUBLISHERS: usize = 256;
 /// Sequence number of a publisher's first message.
 const FIRST: u64 = 1;
@@ -22,7 +22,7 @@ pub(crate) struct StartSequences {
     pub(crate) topic: u64,
     /// Number of publishers that it ever had.
     serial: u64,
-    /// Its publishers, each with its last sequence.
+    /// The topic's publishers, each with its last sequence.
     publishers: Vec<(u64, u64)>,
 }
 

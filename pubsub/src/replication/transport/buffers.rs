@@ -338,7 +338,7 @@ impl RegisteredSpan {
         }
     }
 
-    /// Whether another part of the process has a handle of the memory.
+    /// Returns true if another part of the process has a handle of the memory.
     fn is_in_use(&self) -> bool {
         match self {
             Self::Host(span) => span.memory.memory().is_shared(),
@@ -352,11 +352,11 @@ impl RegisteredSpan {
 /// Memory of sources that messages are written from directly. Each range is registered once; memory
 /// that grows gets more ranges.
 #[derive(Default)]
-pub(super) struct RegistrationCache {
+pub(super) struct SourceRegistrations {
     memories: HashMap<usize, Vec<RegisteredRange>>,
 }
 
-impl RegistrationCache {
+impl SourceRegistrations {
     /// The bytes from `at` of a payload, up to the end of one registration, as a region of a lane.
     pub(super) fn part(
         &mut self,

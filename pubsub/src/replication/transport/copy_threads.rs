@@ -91,7 +91,7 @@ impl CopyThreads {
         Ok(Some(number))
     }
 
-    /// Whether a begun piece is copied.
+    /// Returns true if a begun piece is copied.
     pub(super) fn is_done(&self, number: u64) -> bool {
         // A later piece takes the slot only when the earlier one is copied.
         self.done[slot_of(number)].load(Ordering::Acquire) > number

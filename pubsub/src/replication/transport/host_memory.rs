@@ -99,7 +99,7 @@ impl PinnedMemory {
         self.pinned.slice(offset, length).map_err(|error| Error::of(IN, error))
     }
 
-    /// Whether a range lies in it.
+    /// Returns true if a range lies in this memory.
     fn contains(&self, offset: usize, length: usize) -> bool {
         let end = offset.checked_add(length);
         end.is_some_and(|end| end <= fabric::Memory::len(&self.segment))
@@ -129,7 +129,7 @@ impl PinnedMemory {
     }
 }
 
-/// Whether the CPU reaches it.
+/// Returns true if the CPU reaches the memory.
 fn is_host(memory: &Memory) -> bool {
     memory.device().is_none_or(|device| device.implementation == Implementation::Emulated)
 }

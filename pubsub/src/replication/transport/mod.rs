@@ -23,7 +23,7 @@ use crate::replication::message_header::RingMessageKind;
 use crate::replication::outbound::{OutboundTransport, Part};
 use crate::replication::probe::RingProbe;
 use crate::replication::transport::buffers::{
-    BatchBuffers, CopyStreams, ProbeSource, RegistrationCache, StagingSlots,
+    BatchBuffers, CopyStreams, ProbeSource, SourceRegistrations, StagingSlots,
 };
 
 /// Shorter messages use only the first lane of their ring: striping them is not worth waking a
@@ -41,7 +41,7 @@ pub(super) struct Transport {
     port: Port,
     batch_buffers: BatchBuffers,
     slots: StagingSlots,
-    registrations: RegistrationCache,
+    registrations: SourceRegistrations,
     out: CopyStreams,
     into: CopyStreams,
     copy_threads: CopyThreads,
@@ -54,7 +54,7 @@ pub(super) struct Transport {
 }
 
 /// How devices reach the memory of a ring.
-pub(super) struct DeviceAccess {
+pub(super) struct RingDeviceAccess {
     /// The memory of the ring: on the device, or pinned for it.
     memory: Memory,
     /// The ring lies in device memory.
@@ -63,7 +63,7 @@ pub(super) struct DeviceAccess {
     mirror: Option<PinnedMemory>,
 }
 
-impl DeviceAccess {
+impl RingDeviceAccess {
     /// A ring in host memory that is pinned for a device.
     pub(super) fn pinned(memory: Memory) -> Self {
         Self { memory, is_direct: false, mirror: None }
@@ -90,7 +90,7 @@ impl Transport {
             port,
             batch_buffers: BatchBuffers::new(),
             slots: StagingSlots::new(piece + super::TRAILER_LENGTH, slots),
-            registrations: RegistrationCache::default(),
+            registrations: SourceRegistrations::default(),
             out: CopyStreams::default(),
             into: CopyStreams::default(),
             probes: HashMap::new(),
@@ -116,7 +116,7 @@ impl Transport {
     pub(super) fn input<'a>(
         &'a mut self,
         ring: Option<ReceiverId>,
-        device_access: Option<&'a DeviceAccess>,
+        device_access: Option<&'a RingDeviceAccess>,
     ) -> RingInput<'a> {
         let Self { port, into, copy_threads, .. } = self;
         RingInput { port, into, copy_threads, ring, device_access, has_taken: false }
@@ -370,12 +370,12 @@ pub(super) struct RingInput<'a> {
     into: &'a mut CopyStreams,
     copy_threads: &'a mut CopyThreads,
     ring: Option<ReceiverId>,
-    device_access: Option<&'a DeviceAccess>,
+    device_access: Option<&'a RingDeviceAccess>,
     has_taken: bool,
 }
 
 impl RingInput<'_> {
-    /// Whether a chunk was taken.
+    /// Returns true if a chunk was taken.
     pub(super) fn has_taken(&self) -> bool {
         self.has_taken
     }
@@ -447,7 +447,7 @@ impl InboundTransport for RingInput<'_> {
     }
 
     fn look(&mut self, chunk: &ChunkView) -> Result<CopyHandle> {
-        let (Some(DeviceAccess { memory, mirror: Some(mirror), .. }), Some(slice)) =
+        let (Some(RingDeviceAccess { memory, mirror: Some(mirror), .. }), Some(slice)) =
             (self.device_access, chunk.slice())
         else {
             return Err(no_probe());
@@ -466,7 +466,7 @@ impl InboundTransport for RingInput<'_> {
     }
 
     fn seen(&mut self, chunk: &ChunkView) -> Result<Vec<u8>> {
-        let (Some(DeviceAccess { mirror: Some(mirror), .. }), Some(slice)) =
+        let (Some(RingDeviceAccess { mirror: Some(mirror), .. }), Some(slice)) =
             (self.device_access, chunk.slice())
         else {
             return Err(no_probe());

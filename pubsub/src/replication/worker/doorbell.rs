@@ -10,7 +10,7 @@ use crate::lock::lock;
 
 /// Announced topics of a worker, and its waker.
 #[derive(Debug)]
-pub(super) struct Doorbell {
+pub(super) struct WorkerDoorbell {
     announced: Mutex<Vec<Announcement>>,
     is_asleep: AtomicBool,
     waker: Mutex<Waker>,
@@ -31,7 +31,7 @@ impl Announcement {
     }
 }
 
-impl Doorbell {
+impl WorkerDoorbell {
     pub(super) fn new(waker: Waker) -> Self {
         let (is_asleep, waker) = (AtomicBool::new(false), Mutex::new(waker));
         Self { announced: Mutex::default(), is_asleep, waker }
@@ -72,13 +72,13 @@ impl Doorbell {
 /// announcements do no harm.
 #[derive(Debug, Clone)]
 pub struct Announcer {
-    doorbell: Arc<Doorbell>,
+    doorbell: Arc<WorkerDoorbell>,
     key: TopicKey,
     is_listed: Arc<AtomicBool>,
 }
 
 impl Announcer {
-    pub(super) fn new(doorbell: &Arc<Doorbell>, key: TopicKey) -> Self {
+    pub(super) fn new(doorbell: &Arc<WorkerDoorbell>, key: TopicKey) -> Self {
         let is_listed = Arc::new(AtomicBool::new(false));
         Self { doorbell: Arc::clone(doorbell), key, is_listed }
     }

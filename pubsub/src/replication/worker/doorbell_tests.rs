@@ -10,7 +10,7 @@ fn data_published_before_an_announcement_is_found() {
     const LAST: u64 = 50_000;
     let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
     let queue = CompletionQueue::open(&Domain::open(&offer).unwrap()).unwrap();
-    let doorbell = Arc::new(Doorbell::new(queue.waker()));
+    let doorbell = Arc::new(WorkerDoorbell::new(queue.waker()));
     let announcer = Announcer::new(&doorbell, TopicKey(7));
     let published = AtomicU64::new(0);
     let end = Instant::now() + Duration::from_secs(60);

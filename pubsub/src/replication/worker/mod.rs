@@ -17,7 +17,7 @@ use fabric::{Offer, Policy};
 use transfer::path::DeviceFabric;
 
 pub use doorbell::Announcer;
-use doorbell::Doorbell;
+use doorbell::WorkerDoorbell;
 use endpoint::WorkerEndpoint;
 pub(crate) use endpoint::choose_provider;
 use endpoint::{RingEnds, RingExtent};
@@ -71,7 +71,7 @@ pub struct WorkerOptions {
     pub spin: Duration,
     /// Timeout for a device's copy, and for a node's answer.
     pub timeout: Duration,
-    /// Whether rings may lie in device memory.
+    /// Permission for rings to lie in device memory.
     pub device_fabric: DeviceFabric,
     /// An offer to be used instead of one of [`policy`](Self::policy).
     pub offer: Option<Offer>,
@@ -113,7 +113,7 @@ impl WorkerOptions {
 /// Options of an outbound topic.
 #[derive(Debug, Clone)]
 pub struct TopicOptions {
-    /// Its parameters.
+    /// The topic's parameters.
     pub parameters: TopicParameters,
     /// The device of its source's memory; None: of the host.
     pub device: Option<gpu::Device>,
@@ -241,12 +241,12 @@ pub struct InboundTopicOptions {
 
 /// A thread that owns an endpoint, and moves topics' messages through it.
 ///
-/// It reports [`WorkerEvent`]s. Connection messages among them are for the worker of the same topic
-/// at another node, to be passed there as [`Command::ControlMessage`].
+/// A worker reports [`WorkerEvent`]s. Connection messages among them are for the worker of the same
+/// topic at another node, to be passed there as [`Command::ControlMessage`].
 #[derive(Debug)]
 pub struct Worker {
     commands: Sender<Command>,
-    doorbell: Arc<Doorbell>,
+    doorbell: Arc<WorkerDoorbell>,
     events: Receiver<WorkerEvent>,
     bell: Arc<WakeFd>,
     finished: Receiver<()>,
@@ -279,7 +279,7 @@ impl Worker {
         let (sender, events) = unbounded();
         let reported = WorkerEvents { sender: Some(sender), bell: Arc::clone(&bell) };
         let (finish, finished) = bounded::<()>(1);
-        let doorbell = Arc::new(Doorbell::new(endpoint.waker()));
+        let doorbell = Arc::new(WorkerDoorbell::new(endpoint.waker()));
         let mut worker_loop =
             WorkerLoop::new(options, endpoint, ordered, reported, Arc::clone(&doorbell));
         let thread = threads::spawn("fabricast-repl", move || {

@@ -17,7 +17,7 @@ const MAX_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// The longest sleep.
 const MAX_SLEEP: Duration = Duration::from_millis(50);
 
-/// Whether a topic is polled in every round, and until when.
+/// State of a topic in the queue: listed or not, and until when it is polled in every round.
 #[derive(Debug, Default)]
 pub(super) struct ReadyState {
     is_listed: bool,

@@ -1,9 +1,9 @@
 //! The thread that serves a node: admits processes, distributes pidfds, topics and pools, and
 //! reclaims after dead processes.
 //!
-//! It never waits for a client: messages are queued, and awaited events are polled. It only waits
-//! for locks in shared memory, for a short time; an operation that fails for a held lock is tried
-//! again later.
+//! The thread never waits for a client: messages are queued, and awaited events are polled. It only
+//! waits for locks in shared memory, for a short time; an operation that fails for a held lock is
+//! tried again later.
 
 /// Logs a change of the node: at level info in a dedicated service.
 macro_rules! log_change {
@@ -19,13 +19,13 @@ macro_rules! log_change {
 mod admission;
 mod broker;
 mod clients;
-mod eviction;
+mod eviction_monitor;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(super) mod fuzzing;
 #[cfg(test)]
 mod fuzzing_tests;
 mod handover;
-mod reclaim;
+mod reclaimer;
 mod replication;
 mod reports;
 mod takeover;
@@ -43,8 +43,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use self::admission::Admission;
 use self::broker::Broker;
-use self::eviction::EvictionMonitor;
-use self::reclaim::Reclaimer;
+use self::eviction_monitor::EvictionMonitor;
+use self::reclaimer::Reclaimer;
 use self::replication::ReplicationSupervisor;
 use self::takeover::Takeover;
 use super::SERVING;

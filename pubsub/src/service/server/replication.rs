@@ -92,8 +92,8 @@ impl StartAttempts {
         !self.are_permanent && self.backoff.is_none_or(|backoff| backoff.is_over(now))
     }
 
-    /// Whether retained messages are useless: replication cannot work, or has failed for as long as
-    /// a lost node is awaited.
+    /// Returns true if retained messages are useless: replication cannot work, or has failed for as
+    /// long as a lost node is awaited.
     fn have_expired(&self, now: Instant, network: Option<&NetworkOptions>) -> bool {
         let Some(network) = network else { return true };
         let tried = self.first.map(|first| now.saturating_duration_since(first));

@@ -35,7 +35,7 @@ impl Takeover {
         Self { since: now, node, awaited: None, joining_clients: Vec::new() }
     }
 
-    /// Whether this may be the segment of the node. Not if the node was re-created since.
+    /// Returns true if this may be the segment of the node: not if the node was re-created since.
     pub(super) fn expects(&self, node: NodeId) -> bool {
         self.node.is_none_or(|expected| expected == node)
     }

@@ -1,6 +1,6 @@
 //! The service and its clients in one thread: the test decides when messages are handled.
 
-mod waiting;
+mod waiting_publishers;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

@@ -48,7 +48,7 @@ struct AgentReport {
     identity: String,
     card: PathBuf,
     locality: Option<Locality>,
-    /// It was killed, and its card is left.
+    /// The agent was killed, and its card is left.
     is_stale: bool,
     /// Operations that the rights of the region deny.
     not_allowed: Vec<Operation>,

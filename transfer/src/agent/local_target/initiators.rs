@@ -9,7 +9,7 @@ use ipc::PidFd;
 
 use super::LocalTarget;
 use crate::agent::Event;
-use crate::agent::protocol::Introduction;
+use crate::agent::local_protocol::Introduction;
 use crate::agent::session_segment::TargetSegment;
 use crate::lock;
 use crate::region::RegisteredRegion;
@@ -19,14 +19,14 @@ use crate::region::RegisteredRegion;
 pub(in crate::agent) struct LocalInitiator {
     introduction: Introduction,
     pidfd: PidFd,
-    /// It disconnected or died; its pending notices can still be read.
+    /// The initiator disconnected or died; its pending notices can still be read.
     has_left: AtomicBool,
-    /// Its departure was reported as an event.
+    /// The initiator's departure was reported as an event.
     departure_reported: AtomicBool,
     local_session: Mutex<TargetSegment>,
     /// The regions it opened whose memory is not freed yet: numbers and lengths.
     opened: Mutex<HashMap<u64, u64>>,
-    /// It belongs to this process, and itself keeps the memory of its copies alive.
+    /// The initiator belongs to this process, and itself keeps the memory of its copies alive.
     is_in_process: bool,
 }
 
@@ -63,7 +63,7 @@ impl LocalInitiator {
         Event::Joined { from, label }
     }
 
-    /// Its next notice.
+    /// Takes the initiator's next notice.
     pub(in crate::agent) fn take_notice(&self) -> Option<Event> {
         let notice = lock(&self.local_session).take()?;
         Some(Event::Notice { from: self.introduction.identity, notice })

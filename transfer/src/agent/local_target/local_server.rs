@@ -1,8 +1,8 @@
 //! The thread that serves an agent's socket: admits local initiators, and sends them region
 //! exports.
 //!
-//! It is independent of the thread that owns the agent, which may compute for minutes. Initiators
-//! are served in turn, with deadlines, and all they send is validated.
+//! The server is independent of the thread that owns the agent, which may compute for minutes.
+//! Initiators are served in turn, with deadlines, and all they send is validated.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use ipc::{Channel, ChannelError, ChannelListener, Message, PidFd};
 
 use super::{LocalInitiator, LocalTarget};
 use crate::agent::card_file::{self, CardFile};
-use crate::agent::protocol::{MAX_PIECES_PER_MESSAGE, Pieces, Reply, Request};
+use crate::agent::local_protocol::{MAX_PIECES_PER_MESSAGE, Pieces, Reply, Request};
 use crate::agent::session_segment::TargetSegment;
 use crate::agent::{AgentCard, START};
 use crate::error::{Error, ErrorKind, failed};

@@ -16,7 +16,7 @@ use ipc::{Doorbell, Layout, MappedWords, PidFd, Segment, SegmentError};
 use self::reclaim::Reclaim;
 use self::region_table::RegionTable;
 use super::START;
-use super::protocol::Introduction;
+use super::local_protocol::Introduction;
 use crate::admission::Admission;
 use crate::device_memory::WrittenDevices;
 use crate::error::{Error, ErrorKind, Result, failed};

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::direct::{DirectKeys, Verdicts};
+use super::device_verdicts::{DirectKeys, Verdicts};
 use super::remote_sessions::LostHalf;
 use super::{CONNECT, JOIN, Link, LinkState, RemoteTransport, RouteLane};
 use crate::agent::AgentCard;
@@ -188,7 +188,8 @@ impl RemoteTransport {
         Ok(self.begin_open_lanes(lanes, remote, true))
     }
 
-    /// The same without staging memory, before direct access is requested.
+    /// Like [`begin_open`](Self::begin_open), without staging memory, before direct access is
+    /// requested.
     pub(in crate::agent) fn begin_open_unstaged(
         &mut self,
         peer: u32,

@@ -1,7 +1,7 @@
 //! Peers that are reached by rails: requests to the rails, and their events.
 
 mod connect;
-mod direct;
+mod device_verdicts;
 mod remote_sessions;
 mod route_lane;
 
@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use fabric::{Caps, Offer};
 
-use self::direct::{DirectRequests, Verdicts};
+use self::device_verdicts::{AwaitedRequests, Verdicts};
 use self::remote_sessions::{LostHalf, RemoteSessions};
 use self::route_lane::stripe_blocks;
 use super::card::{AgentCard, FabricAddress};
@@ -30,7 +30,7 @@ use crate::rail::{
 };
 
 pub(super) use connect::LinkCounts;
-pub(super) use direct::{DirectAccess, DirectKeys};
+pub(super) use device_verdicts::{DirectAccess, DirectKeys};
 
 #[cfg(test)]
 mod tests;
@@ -44,7 +44,7 @@ const MAX_REROUTES: u32 = 64;
 
 #[derive(Debug)]
 enum LinkState {
-    /// It has not answered yet.
+    /// The peer has not answered yet.
     Connecting,
     Up,
     /// The cause.
@@ -124,7 +124,7 @@ pub(super) struct RemoteTransport {
     opening_region: (u64, u64),
     /// The answers by link, while a caller waits for them.
     open_results: BTreeMap<u32, Option<Result<()>>>,
-    direct_requests: DirectRequests,
+    direct_requests: AwaitedRequests,
     in_flight: HashMap<Token, RemoteOperation>,
     /// Completed operations that the agent has not taken.
     done: VecDeque<(OperationContext, Result<()>)>,

@@ -2,7 +2,7 @@
 
 mod chunk_window;
 mod chunks;
-mod direct;
+mod direct_requests;
 mod links;
 mod notice_queue;
 mod target_replies;
@@ -17,8 +17,8 @@ use fabric::Peer;
 
 use self::chunk_window::ChunkWindow;
 use self::chunks::Stage;
-use self::direct::DirectRequests;
-pub(crate) use self::direct::{DirectRequest, PROBE_TIMEOUT};
+use self::direct_requests::DirectRequests;
+pub(crate) use self::direct_requests::{DirectRequest, PROBE_TIMEOUT};
 use self::links::RetryBackoff;
 use self::notice_queue::NoticeQueue;
 use self::tcp_probe::TcpProbe;
@@ -46,7 +46,7 @@ struct WantedRegion {
 struct PendingOpen {
     region: u64,
     wanted: WantedRegion,
-    /// It was withdrawn before the reply.
+    /// The request was withdrawn before the reply.
     is_withdrawn: bool,
 }
 
@@ -57,7 +57,7 @@ enum LinkState {
         began: Instant,
         until: Instant,
         next_hello: Instant,
-        /// Whether anything listens at its address, once probed.
+        /// Tells, once probed, whether anything listens at the peer's address.
         tcp_probe: TcpProbe,
     },
     /// Connected; regions of an earlier session are being opened again.
@@ -111,7 +111,7 @@ struct ChunkRange {
 /// A chunk in flight.
 #[derive(Debug)]
 struct InFlightChunk {
-    /// Its transfer, which may be cancelled already.
+    /// The chunk's transfer, which may be cancelled already.
     of: u64,
     link: u32,
     /// The session of its start; the peer may have a newer one.

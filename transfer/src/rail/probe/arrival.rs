@@ -109,7 +109,7 @@ impl Arrival {
     }
 }
 
-/// As `5 µs` or `100 ms`.
+/// Formats a duration, such as `5 µs` or `100 ms`.
 fn duration_text(time: Duration) -> String {
     match time.as_micros() {
         micros @ 0..10_000 => format!("{micros} µs"),

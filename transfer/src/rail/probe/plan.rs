@@ -91,7 +91,7 @@ impl Step {
     }
 }
 
-/// As `64 KiB`, or `65537 bytes`.
+/// Formats a size, such as `64 KiB` or `65537 bytes`.
 pub(in crate::rail) fn size_text(bytes: u64) -> String {
     match bytes {
         0 => "0 bytes".to_owned(),

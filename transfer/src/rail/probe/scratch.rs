@@ -20,7 +20,8 @@ const TAIL_LENGTH: u64 = 4096;
 
 /// Registered memory for the bytes of a probe.
 ///
-/// Its copies use a stream of their own: behind other copies a look would come later, and see less.
+/// Copies of these bytes use a stream of their own: behind other copies a look would come later,
+/// and see less.
 pub(in crate::rail) struct Scratch {
     // First, so that it is dropped first.
     region: MemoryRegion,

@@ -32,7 +32,7 @@ const MAX_PASSED: usize = 64;
 
 /// A request for direct access.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct DirectAccess {
+pub(super) struct AccessRequest {
     request: u64,
     region: u64,
     ticket: u64,
@@ -40,7 +40,7 @@ pub(super) struct DirectAccess {
     probes: bool,
 }
 
-impl DirectAccess {
+impl AccessRequest {
     /// To the region with this number and ticket, from memory of this kind. Does the initiator need a
     /// probe?
     pub(super) fn new(
@@ -55,7 +55,7 @@ impl DirectAccess {
 
 struct Probe {
     session: u64,
-    wanted: DirectAccess,
+    wanted: AccessRequest,
     end: LocalEnd,
     scratch: Scratch,
     /// The step that comes next, or that is under way.
@@ -78,7 +78,7 @@ enum Phase {
 pub(super) struct Probes {
     active: HashMap<u64, Probe>,
     /// Sessions whose probes wait for others, and their requests.
-    waiting: VecDeque<(u64, DirectAccess)>,
+    waiting: VecDeque<(u64, AccessRequest)>,
     /// Scratch memories of failed probes, and until when they are kept.
     quarantined: VecDeque<(Instant, Scratch)>,
 }
@@ -103,7 +103,7 @@ impl TargetRole {
     // ------------------------------------------------------------------- requests
 
     /// An initiator requests direct access to a region that it has opened, and may demand a probe.
-    pub(super) fn request_direct(&mut self, io: &mut RailIo, session: u64, wanted: DirectAccess) {
+    pub(super) fn request_direct(&mut self, io: &mut RailIo, session: u64, wanted: AccessRequest) {
         match self.needs_probe(io, session, wanted) {
             Ok(false) => self.grant(io, session, wanted),
             Ok(true) => {
@@ -120,7 +120,7 @@ impl TargetRole {
         &mut self,
         io: &mut RailIo,
         session: u64,
-        wanted: DirectAccess,
+        wanted: AccessRequest,
         error: &Error,
     ) {
         let refusal = Refusal::new(error.kind(), error.reason());
@@ -132,7 +132,7 @@ impl TargetRole {
         &self,
         io: &RailIo,
         session: u64,
-        wanted: DirectAccess,
+        wanted: AccessRequest,
     ) -> Result<(Arc<RegisteredRegion>, LocalEnd)> {
         let refuse = |kind, cause: String| Err(Error::new(GRANT, kind, cause));
         let initiator = self.initiators.get(&session);
@@ -163,7 +163,7 @@ impl TargetRole {
         )
     }
 
-    fn needs_probe(&self, io: &RailIo, session: u64, wanted: DirectAccess) -> Result<bool> {
+    fn needs_probe(&self, io: &RailIo, session: u64, wanted: AccessRequest) -> Result<bool> {
         let (_, end) = self.wanted_region(io, session, wanted)?;
         let ends = (wanted.from, end.end());
         let is_passed =
@@ -173,7 +173,7 @@ impl TargetRole {
     }
 
     /// Grants direct access.
-    fn grant(&mut self, io: &mut RailIo, session: u64, wanted: DirectAccess) {
+    fn grant(&mut self, io: &mut RailIo, session: u64, wanted: AccessRequest) {
         let granted = self.wanted_region(io, session, wanted).and_then(|(region, end)| {
             let memory = match end {
                 LocalEnd::Host => None,
@@ -208,7 +208,7 @@ impl TargetRole {
         }
     }
 
-    fn start_probe(&mut self, io: &mut RailIo, session: u64, wanted: DirectAccess) -> Result<()> {
+    fn start_probe(&mut self, io: &mut RailIo, session: u64, wanted: AccessRequest) -> Result<()> {
         let (_, end) = self.wanted_region(io, session, wanted)?;
         if self.probes.quarantined.len() >= MAX_QUARANTINED {
             let detail = "too many probes failed at the peer within a minute";
@@ -293,7 +293,7 @@ impl TargetRole {
     }
 
     /// Ends a probe whose memory late bytes may still reach.
-    fn quarantine_probe(&mut self, number: u64) -> Option<(u64, DirectAccess)> {
+    fn quarantine_probe(&mut self, number: u64) -> Option<(u64, AccessRequest)> {
         let Probe { session, wanted, scratch, .. } = self.probes.active.remove(&number)?;
         let until = Instant::now() + QUARANTINE_AFTER_LOSS;
         self.probes.quarantined.push_back((until, scratch));

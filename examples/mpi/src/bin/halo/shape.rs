@@ -25,7 +25,7 @@ impl Direction {
         Self { dimension: 2, is_upper: true },
     ];
 
-    /// Its place in [`Self::ALL`].
+    /// The direction's place in [`Self::ALL`].
     #[cfg(any(test, feature = "mpi"))]
     pub(crate) fn index(self) -> usize {
         2 * self.dimension + usize::from(self.is_upper)

@@ -1,4 +1,4 @@
-//! Whether rings may lie in device memory: facts, and the verdicts of their probes.
+//! Decides whether rings may lie in device memory, by facts and by the verdicts of their probes.
 
 use std::collections::{HashMap, VecDeque};
 

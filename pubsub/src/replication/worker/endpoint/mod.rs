@@ -126,7 +126,7 @@ impl WorkerEndpoint {
         self.transport.port_mut().parts().1.waker()
     }
 
-    /// Whether it failed so often that the worker has to end.
+    /// Returns true if the endpoint failed so often that the worker has to end.
     pub(super) fn has_failed(&self) -> bool {
         self.has_failed
     }

@@ -68,7 +68,7 @@ impl NodeFaults {
         }
     }
 
-    /// Whether the provider may have a connection with a node.
+    /// Returns true if the provider may have a connection with a node.
     pub(super) fn is_known(&self, node: NodeId) -> bool {
         self.addresses.contains_key(&node)
     }

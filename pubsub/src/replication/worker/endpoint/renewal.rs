@@ -147,7 +147,7 @@ impl WorkerEndpoint {
         done
     }
 
-    /// Whether a node may have another ring; if not, its request waits for a new endpoint.
+    /// Returns true if a node may have another ring; if not, its request waits for a new endpoint.
     pub(crate) fn may_offer_ring(&mut self, node: NodeId) -> bool {
         let bytes = self.renewal.quarantined_bytes.get(&node).copied().unwrap_or(0);
         let is_allowed = bytes < QUARANTINED_RING_LIMITS.0.saturating_mul(self.largest_ring);
@@ -169,7 +169,7 @@ impl WorkerEndpoint {
         }
     }
 
-    /// Whether the endpoint can be replaced: no memory is bound to it (FI_MR_ENDPOINT).
+    /// Returns true if the endpoint can be replaced: no memory is bound to it (FI_MR_ENDPOINT).
     pub(crate) fn can_be_renewed(&self) -> bool {
         let capabilities = self.transport.port().endpoint().domain().capabilities();
         !capabilities.registration.mr_mode.contains(MrMode::ENDPOINT)

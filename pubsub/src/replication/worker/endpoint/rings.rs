@@ -14,8 +14,8 @@ use super::renewal::ADDRESS_LIMITS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::connection_messages::{DirectWriter, MAX_LANES, fit_addresses};
 use crate::replication::transport::host_memory::SegmentMemory;
-use crate::replication::transport::{DeviceAccess, MIN_STRIPED_LENGTH};
-use crate::replication::worker::topics::RingMemory;
+use crate::replication::transport::{MIN_STRIPED_LENGTH, RingDeviceAccess};
+use crate::replication::worker::topics::InboundRingMemory;
 use crate::replication::worker::{CONNECT, ConnectRequest, MIN_RING_SIZE, WorkerOptions};
 use crate::replication::{MAX_PREFIX_LENGTH, NodeId, TopicParameters};
 
@@ -110,7 +110,7 @@ impl WorkerEndpoint {
         request: &ConnectRequest,
         device: Option<&Device>,
         options: &WorkerOptions,
-    ) -> Result<(RingOffer, RingMemory, bool)> {
+    ) -> Result<(RingOffer, InboundRingMemory, bool)> {
         let lanes = self.lane_count_for(&request.parameters).min(1 + request.lane_addresses.len());
         // Only as many lanes as a message has space for.
         let lanes = 1 + self.further_lane_addresses(lanes).len();
@@ -127,7 +127,7 @@ impl WorkerEndpoint {
             None => {
                 let memory = fabric::HostMemory::zeroed(capacity as usize).map_err(of_fabric)?;
                 let ring = port.offer_on_lanes(&options, lanes, memory).map_err(of_fabric)?;
-                (RingMemory::in_host(ring, None, None), false)
+                (InboundRingMemory::in_host(ring, None, None), false)
             }
             Some(device) => self.offer_for_device((node, request), device, (&options, lanes))?,
         };
@@ -147,7 +147,7 @@ impl WorkerEndpoint {
         (node, request): (NodeId, &ConnectRequest),
         device: &Device,
         (options, lanes): (&RingOptions, usize),
-    ) -> Result<(RingMemory, bool)> {
+    ) -> Result<(InboundRingMemory, bool)> {
         let extent = RingExtent::new(options.capacity, lanes);
         let writer = request.direct.as_ref();
         let cause = match self.device_rings.beginning(node, writer, (device, extent)) {
@@ -161,8 +161,11 @@ impl WorkerEndpoint {
                         let port = self.transport.port_mut();
                         let ring = port.offer_registered(&options, regions.clone());
                         let direct = (ends, extent, regions);
-                        let memory =
-                            RingMemory::on_device(ring.map_err(of_fabric)?, device_access, direct);
+                        let memory = InboundRingMemory::on_device(
+                            ring.map_err(of_fabric)?,
+                            device_access,
+                            direct,
+                        );
                         return Ok((memory, is_probed));
                     }
                     Err(error) => {
@@ -177,7 +180,10 @@ impl WorkerEndpoint {
             SegmentMemory::create(RING, options.capacity as usize, device, CONNECT)?;
         let port = self.transport.port_mut();
         let ring = port.offer_on_lanes(options, lanes, memory).map_err(of_fabric)?;
-        Ok((RingMemory::in_host(ring, Some(DeviceAccess::pinned(pinned)), Some(cause)), false))
+        Ok((
+            InboundRingMemory::in_host(ring, Some(RingDeviceAccess::pinned(pinned)), Some(cause)),
+            false,
+        ))
     }
 
     /// Memory of a device for a ring, registered with the domain of each lane.
@@ -186,10 +192,10 @@ impl WorkerEndpoint {
         device: &Device,
         (options, lanes): (&RingOptions, usize),
         is_probed: bool,
-    ) -> Result<(DeviceAccess, Vec<MemoryRegion>)> {
+    ) -> Result<(RingDeviceAccess, Vec<MemoryRegion>)> {
         let allocated = device.allocate_shared(options.capacity, &[]);
         let memory = allocated.map_err(|error| Error::of(CONNECT, error))?;
-        let device_access = DeviceAccess::on_device(memory.clone(), is_probed)?;
+        let device_access = RingDeviceAccess::on_device(memory.clone(), is_probed)?;
         let buffer = Arc::new(Buffer::Device(memory));
         let port = self.transport.port_mut();
         let register = |lane| {

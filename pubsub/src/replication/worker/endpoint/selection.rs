@@ -30,7 +30,7 @@ pub(super) fn choose_lane_count(
     wanted.min((cores + 1).saturating_sub(workers)).max(1)
 }
 
-/// The same, with device memory if the provider has it and rings may lie there.
+/// Like [`choose`], with device memory if the provider has it and rings may lie there.
 pub(super) fn choose_with(
     policy: &Policy,
     local: IpAddr,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::Receiver;
 
-use super::doorbell::{Announcement, Doorbell};
+use super::doorbell::{Announcement, WorkerDoorbell};
 use super::endpoint::{RenewalReason, WorkerEndpoint};
 use super::ready_queue::ReadyQueue;
 use super::topics::table::{TopicSlot, TopicTable, WorkerTopicKey};
@@ -36,7 +36,7 @@ pub(super) struct WorkerLoop {
     endpoint: WorkerEndpoint,
     commands: Receiver<Command>,
     events: WorkerEvents,
-    doorbell: Arc<Doorbell>,
+    doorbell: Arc<WorkerDoorbell>,
     topics: TopicTable,
     ready_queue: ReadyQueue,
     announced: Vec<Announcement>,
@@ -60,7 +60,7 @@ fn read_clock(start: Instant) -> ClockReading {
     ClockReading { monotonic: nanoseconds(start.elapsed()), realtime: nanoseconds(realtime) }
 }
 
-/// Whether a check is due; if so, the next one follows after the interval.
+/// Returns true if a check is due, and then sets when the next one is.
 fn is_due(next: &mut u64, now: u64, interval: u64) -> bool {
     let is_due = now >= *next;
     if is_due {
@@ -75,7 +75,7 @@ impl WorkerLoop {
         endpoint: WorkerEndpoint,
         commands: Receiver<Command>,
         events: WorkerEvents,
-        doorbell: Arc<Doorbell>,
+        doorbell: Arc<WorkerDoorbell>,
     ) -> Self {
         let start = Instant::now();
         let now = read_clock(start);

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::replication::inbound::Inbound;
 use crate::replication::outbound::{Outbound, RingForm};
 use crate::replication::probe::RingProbe;
-use crate::replication::transport::{CopyHandle, DeviceAccess, Transport};
+use crate::replication::transport::{CopyHandle, RingDeviceAccess, Transport};
 use crate::replication::{
     ClockReading, ConnectionMessage, OutboundOptions, PayloadLocation, Progress, Sink, Source,
     TurnFailure,
@@ -81,7 +81,7 @@ impl OutboundTopic {
         self.device.as_ref()
     }
 
-    /// Whether it lacked capacity at its last turn.
+    /// Returns true if the topic lacked capacity at its last turn.
     pub(super) fn is_stalled(&self) -> bool {
         self.outbound.is_stalled()
     }
@@ -109,7 +109,8 @@ impl OutboundTopic {
         self.parameters
     }
 
-    /// Whether this is the current connection to a node, with a requested ring if that matters.
+    /// Returns true if this is the current connection to a node, with a requested ring if that
+    /// matters.
     pub(super) fn is_current(&self, node: NodeId, number: u64, is_requested: bool) -> bool {
         self.connections.get(&node).is_some_and(|link| {
             link.connection == number && (!is_requested || link.requested_since.is_some())
@@ -189,18 +190,18 @@ impl OutboundTopic {
 pub(super) type DirectRing = (RingEnds, RingExtent, Vec<MemoryRegion>);
 
 /// A ring that is offered, and its memory as the topic's device reaches it.
-pub(super) struct RingMemory {
+pub(super) struct InboundRingMemory {
     id: ReceiverId,
-    device_access: Option<DeviceAccess>,
+    device_access: Option<RingDeviceAccess>,
     direct: Option<DirectRing>,
     /// Why a ring of a topic on a device lies in host memory.
     staged: Option<String>,
 }
 
-impl RingMemory {
+impl InboundRingMemory {
     pub(super) fn in_host(
         id: ReceiverId,
-        device_access: Option<DeviceAccess>,
+        device_access: Option<RingDeviceAccess>,
         staged: Option<String>,
     ) -> Self {
         Self { id, device_access, direct: None, staged }
@@ -208,7 +209,7 @@ impl RingMemory {
 
     pub(super) fn on_device(
         id: ReceiverId,
-        device_access: DeviceAccess,
+        device_access: RingDeviceAccess,
         direct: DirectRing,
     ) -> Self {
         Self { id, device_access: Some(device_access), direct: Some(direct), staged: None }
@@ -221,7 +222,7 @@ impl RingMemory {
 
 /// The ring of an inbound topic.
 struct InboundRing {
-    memory: RingMemory,
+    memory: InboundRingMemory,
     request: ConnectRequest,
     since: u64,
     /// Messages of the topic that arrived before it.
@@ -253,8 +254,8 @@ pub(super) struct InboundTopic {
     /// A request to be answered once the last connection is drained.
     request: Option<ConnectRequest>,
     /// Memory that copies of a closed ring may still read.
-    previous_access: Option<DeviceAccess>,
-    /// It released chunks, and the writer may not have the credit.
+    previous_access: Option<RingDeviceAccess>,
+    /// The topic released chunks, and the writer may not have the credit.
     has_unacknowledged: bool,
     /// Restarts without effect since its connection stalled.
     doublings: u32,
@@ -284,7 +285,7 @@ impl InboundTopic {
         }
     }
 
-    /// Its key, and the node that it is received from.
+    /// The topic's key, and the node that it is received from.
     pub(super) fn id(&self) -> (TopicKey, NodeId) {
         (self.key, self.origin)
     }
@@ -318,7 +319,7 @@ impl InboundTopic {
 
     /// Takes the ring, to be closed.
     pub(super) fn disconnect(&mut self) -> Option<ReceiverId> {
-        let RingMemory { id, device_access, .. } = self.ring.take()?.memory;
+        let InboundRingMemory { id, device_access, .. } = self.ring.take()?.memory;
         self.inbound.disconnect();
         self.previous_access = device_access;
         Some(id)
@@ -329,8 +330,8 @@ impl InboundTopic {
         if !self.inbound.take_passed_probe() {
             return None;
         }
-        let RingMemory { device_access, direct, .. } = &mut self.ring.as_mut()?.memory;
-        device_access.iter_mut().for_each(DeviceAccess::end_probe);
+        let InboundRingMemory { device_access, direct, .. } = &mut self.ring.as_mut()?.memory;
+        device_access.iter_mut().for_each(RingDeviceAccess::end_probe);
         direct.as_ref().map(|(ends, extent, _)| (*ends, *extent))
     }
 
@@ -351,7 +352,7 @@ impl InboundTopic {
         self.ring.as_ref().map(|ring| ring.request.connection)
     }
 
-    /// Whether its ring is for another address of the writer.
+    /// Returns true if the topic's ring is for another address of the writer.
     pub(super) fn has_obsolete_ring(&self, from: &[u8]) -> bool {
         self.ring.as_ref().is_some_and(|ring| ring.request.from != from)
     }
@@ -361,7 +362,7 @@ impl InboundTopic {
         self.request = request;
     }
 
-    /// Whether a request can be answered.
+    /// Returns true if a request can be answered.
     pub(super) fn can_answer(&self) -> bool {
         self.request.is_some() && self.inbound.is_drained()
     }
@@ -376,7 +377,7 @@ impl InboundTopic {
     /// A ring was offered now.
     pub(super) fn set_ring(
         &mut self,
-        memory: RingMemory,
+        memory: InboundRingMemory,
         probe: Option<RingProbe>,
         request: ConnectRequest,
         now: u64,
@@ -405,7 +406,7 @@ impl InboundTopic {
         }
     }
 
-    /// Whether the writer did not answer an offer within the timeout.
+    /// Returns true if the writer did not answer an offer within the timeout.
     pub(super) fn is_answer_late(&self, now: u64, timeout: u64) -> bool {
         let ring = self.ring.as_ref();
         ring.is_some_and(|ring| !ring.is_connected && now - ring.since > timeout)

@@ -30,7 +30,7 @@ pub(super) struct SendProgress {
 }
 
 impl SendProgress {
-    /// Whether a stall check is due. `waits`: data waits to be acknowledged or written.
+    /// Returns true if a stall check is due. `waits`: data waits to be acknowledged or written.
     pub(super) fn poll(&mut self, now: u64, known: (u64, u64), waits: bool) -> bool {
         if known != self.known || !waits {
             *self = Self { known, since: now, reported: 0 };

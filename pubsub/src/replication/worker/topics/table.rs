@@ -182,7 +182,7 @@ impl TopicTable {
         topics.for_each(|topic| topic.outbound.forget_rings());
     }
 
-    /// Whether no node but this one is connected.
+    /// Returns true if no node but this one is connected.
     pub(crate) fn is_only_node(&self, node: NodeId) -> bool {
         let mut connections = self.outbound.iter().flat_map(|topic| &topic.connections);
         let mut others = self.inbound.iter().filter(|topic| topic.origin != node);
@@ -190,7 +190,7 @@ impl TopicTable {
             && !others.any(|topic| topic.ring.as_ref().is_some_and(|ring| ring.is_connected))
     }
 
-    /// Whether the completion of a write is overdue.
+    /// Returns true if the completion of a write is overdue.
     pub(crate) fn is_overdue(&self, now: ClockReading) -> bool {
         let mut topics = self.outbound.iter().chain(&self.draining_outbound);
         topics.any(|topic| topic.outbound.is_overdue(now))

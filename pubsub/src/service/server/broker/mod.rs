@@ -32,7 +32,7 @@ struct Client {
     pools: HashMap<PoolId, usize>,
     /// Requests that are held during a takeover.
     held: Vec<Request>,
-    /// It has sent [`Request::Leave`].
+    /// The client has sent [`Request::Leave`].
     is_leaving: bool,
 }
 

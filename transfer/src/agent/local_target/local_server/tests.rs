@@ -9,7 +9,7 @@ use std::time::Instant;
 use gpu::{Allocator, Device, emulated};
 
 use super::*;
-use crate::agent::protocol::Introduction;
+use crate::agent::local_protocol::Introduction;
 use crate::agent::session_segment::InitiatorSegment;
 use crate::agent::{Agent, AgentOptions};
 use crate::{Event, HostBuffer, Region, Rights};

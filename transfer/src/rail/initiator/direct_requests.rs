@@ -1,0 +1,580 @@
+//! Requests for direct access to regions with device memory at one end, and the probes before it.
+//!
+//! The target decides whether its device memory is accessed directly, and grants the key. Before
+//! that, each step of a probe does what a real transfer does: the same operations, and after their
+//! completion the same kind of message.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fabric::RemoteMemory;
+
+use super::Link;
+use crate::device_memory::{LocalEnd, Part, Pattern};
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::path::Operation;
+use crate::rail::io::RailIo;
+use crate::rail::message::Message;
+use crate::rail::probe::{
+    Announcement, Arrival, Direction, Look, MAX_PART_LENGTH, SCRATCH_LENGTH, Scratch, Step,
+    size_text, steps,
+};
+use crate::rail::release_worker::ReleaseWorker;
+use crate::rail::{DirectOutcome, RailEvent};
+use crate::refusal::Refusal;
+
+const PROBE: &str = "probe device memory";
+/// A probe takes milliseconds, on a busy machine seconds.
+pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// A request to access a peer's region directly, with device memory at one end or both.
+#[derive(Debug)]
+pub(crate) struct DirectRequest {
+    /// Number and ticket.
+    region: (u64, u64),
+    local: LocalEnd,
+    probes: bool,
+    until: Instant,
+}
+
+impl DirectRequest {
+    /// Access to the region with this number and ticket, from memory of this kind. If it `probes`, a
+    /// probe is needed, whatever the peer demands. A probe is given up if it is not over by then.
+    pub(crate) fn new(region: (u64, u64), local: LocalEnd, probes: bool, until: Instant) -> Self {
+        Self { region, local, probes, until }
+    }
+}
+
+/// A request that is not answered yet.
+struct PendingDirect {
+    link: u32,
+    session: u64,
+    region: u64,
+    local: LocalEnd,
+    until: Instant,
+    /// The probe, once the target is ready.
+    run: Option<Run>,
+}
+
+/// A probe.
+struct Run {
+    /// Number of the probe at the target, and the seed of its bytes.
+    probe: u64,
+    remote: RemoteMemory,
+    scratch: Scratch,
+    step: usize,
+    phase: Phase,
+}
+
+enum Phase {
+    /// The local memory gets the bytes that are written next.
+    Filling,
+    /// The target writes the bytes that are read next.
+    AwaitingFill,
+    /// Operations are posted, or in flight.
+    Moving { unposted: VecDeque<Part>, in_flight: usize },
+    /// The target looks at the written bytes.
+    AwaitingCheck,
+    /// This side looks at the read bytes.
+    Looking(Arrival),
+    /// All steps are right.
+    AwaitingGrant,
+}
+
+/// An operation of a probe that the provider has.
+struct ProbeChunk {
+    request: u64,
+    link: u32,
+    session: u64,
+}
+
+/// The requests of all links.
+pub(super) struct DirectRequests {
+    pending: HashMap<u64, PendingDirect>,
+    chunks: HashMap<u64, ProbeChunk>,
+    /// Releases scratch memory.
+    release_worker: Arc<ReleaseWorker>,
+}
+
+type Links = HashMap<u32, Link>;
+
+/// Why a probe does not pass, in words.
+#[derive(Debug, PartialEq, Eq)]
+enum Finding {
+    /// An observation of the provider, or of the peer.
+    Wrong(String),
+    /// The probe could not be carried out, or is not over in time: a later one may pass.
+    Inconclusive(String),
+}
+
+impl From<String> for Finding {
+    fn from(cause: String) -> Self {
+        Self::Wrong(cause)
+    }
+}
+
+impl From<&str> for Finding {
+    fn from(cause: &str) -> Self {
+        Self::Wrong(cause.to_owned())
+    }
+}
+
+impl From<Error> for Finding {
+    fn from(error: Error) -> Self {
+        Self::Inconclusive(error.to_string())
+    }
+}
+
+/// The outcome of a part of a probe.
+type Found<T> = std::result::Result<T, Finding>;
+
+impl Run {
+    fn known(&self) -> (&'static Step, Pattern) {
+        (&steps()[self.step], Pattern::of(self.probe, self.step))
+    }
+}
+
+impl DirectRequests {
+    pub(super) fn new(release_worker: Arc<ReleaseWorker>) -> Self {
+        Self { pending: HashMap::new(), chunks: HashMap::new(), release_worker }
+    }
+
+    pub(super) fn is_probing(&self) -> bool {
+        self.pending.values().any(|pending| pending.run.is_some())
+    }
+
+    /// The session of an operation in flight.
+    pub(super) fn session_of(&self, chunk: u64) -> Option<u64> {
+        self.chunks.get(&chunk).map(|chunk| chunk.session)
+    }
+
+    pub(super) fn has_chunks_of_link(&self, link: u32) -> bool {
+        self.chunks.values().any(|chunk| chunk.link == link)
+    }
+
+    pub(super) fn has_chunks_of_session(&self, session: u64) -> bool {
+        self.chunks.values().any(|chunk| chunk.session == session)
+    }
+
+    /// Requests direct access at the agent's request.
+    pub(super) fn request(
+        &mut self,
+        io: &mut RailIo,
+        links: &mut Links,
+        number: u32,
+        wanted: DirectRequest,
+    ) {
+        let DirectRequest { region: (region, ticket), local, probes, until } = wanted;
+        let Some(link) = links.get_mut(&number).filter(|link| link.is_up()) else {
+            let outcome = DirectOutcome::Lost { cause: "the peer is not connected".to_owned() };
+            return io.report(RailEvent::Direct { link: number, region, outcome });
+        };
+        let request = io.next_id();
+        let session = link.session.id();
+        let from = local.end();
+        let pending = PendingDirect { link: number, session, region, local, until, run: None };
+        self.pending.insert(request, pending);
+        let message = Message::RequestDirect { request, region, ticket, from, probes };
+        io.send_message(&mut link.session, &message);
+    }
+
+    /// The link was closed: nothing of it is answered.
+    pub(super) fn close_link(&mut self, io: &RailIo, number: u32, cause: &str) {
+        let closed = self.pending.extract_if(|_, pending| pending.link == number);
+        for (_, PendingDirect { region, run, .. }) in closed {
+            self.release_worker.release(run);
+            let outcome = DirectOutcome::Lost { cause: cause.to_owned() };
+            io.report(RailEvent::Direct { link: number, region, outcome });
+        }
+    }
+
+    /// Ends a request.
+    fn finish(&mut self, io: &RailIo, request: u64, outcome: DirectOutcome) {
+        let Some(PendingDirect { link, region, run, .. }) = self.pending.remove(&request) else {
+            return;
+        };
+        tracing::debug!(link, region, ?outcome, "direct access answered");
+        io.report(RailEvent::Direct { link, region, outcome });
+        // Operations in flight keep the registration and its memory.
+        self.release_worker.release(run);
+    }
+
+    /// The probe failed: the target ends it, too.
+    fn fail(&mut self, io: &mut RailIo, links: &mut Links, request: u64, finding: Finding) {
+        if let Some(PendingDirect { link, session, run: Some(run), .. }) =
+            self.pending.get(&request)
+        {
+            let message = Message::ProbeAbandoned { probe: run.probe };
+            send(io, links, (*link, *session), &message);
+        }
+        let (cause, is_final) = match finding {
+            Finding::Wrong(cause) => (cause, true),
+            Finding::Inconclusive(cause) => (cause, false),
+        };
+        self.finish(io, request, DirectOutcome::Failed { cause, is_final });
+    }
+
+    // ------------------------------------------------------------------- answers of the target
+
+    /// Is this the number of a request in this session?
+    pub(super) fn has_request(&self, session: u64, request: u64) -> bool {
+        self.pending.get(&request).is_some_and(|pending| pending.session == session)
+    }
+
+    pub(super) fn refused(&mut self, io: &RailIo, request: u64, refusal: Refusal) {
+        let Refusal { kind, cause } = refusal;
+        self.finish(io, request, DirectOutcome::Refused { kind, cause });
+    }
+
+    /// A message of the target in a session.
+    pub(super) fn handle(
+        &mut self,
+        io: &mut RailIo,
+        links: &mut Links,
+        session: u64,
+        message: Message,
+    ) {
+        let is_own = |pending: &PendingDirect| pending.session == session;
+        match message {
+            Message::Direct { request, memory } => {
+                let Some(pending) = self.pending.get(&request).filter(|it| is_own(it)) else {
+                    return;
+                };
+                let is_probed = match &pending.run {
+                    None => false,
+                    Some(Run { phase: Phase::AwaitingGrant, .. }) => true,
+                    // It grants what this side has not seen to be right.
+                    Some(_) => {
+                        let finding = "the peer ended the probe too early".into();
+                        return self.fail(io, links, request, finding);
+                    }
+                };
+                let memory = match memory.is_empty() {
+                    true => Ok(None),
+                    false => io.attach(&memory).map(Some),
+                };
+                match memory {
+                    Ok(memory) => {
+                        let outcome = DirectOutcome::Granted { memory, is_probed };
+                        self.finish(io, request, outcome);
+                    }
+                    Err(error) => {
+                        let cause = format!("its key is unusable: {error}");
+                        let kind = ErrorKind::Malformed;
+                        self.finish(io, request, DirectOutcome::Refused { kind, cause });
+                    }
+                }
+            }
+            Message::ProbeReady { request, probe, memory } => {
+                let Some(pending) = self.pending.get_mut(&request) else { return };
+                if !is_own(pending) || pending.run.is_some() {
+                    return;
+                }
+                let begun = start(io, pending, probe, &memory);
+                self.continue_with(io, links, request, begun);
+            }
+            Message::ProbeChecked { probe, step, failure } => {
+                let Some(request) = self.find(session, probe) else { return };
+                let Some(run) = self.run(request) else { return };
+                let is_awaited = matches!(run.phase, Phase::AwaitingCheck);
+                let moved = match failure {
+                    _ if !is_awaited || run.step != step as usize => {
+                        Err("the peer looked at another step".into())
+                    }
+                    Some(failure) => Err(failure.cause.into()),
+                    None => self.next_step(io, links, request),
+                };
+                self.continue_with(io, links, request, moved);
+            }
+            Message::ProbeFilled { probe, step } => {
+                let Some(request) = self.find(session, probe) else { return };
+                let Some(run) = self.run(request) else { return };
+                let is_awaited = matches!(run.phase, Phase::AwaitingFill);
+                let moved = match is_awaited && run.step == step as usize {
+                    true => self.move_parts(io, links, request),
+                    false => Err("the peer filled another step".into()),
+                };
+                self.continue_with(io, links, request, moved);
+            }
+            _ => {}
+        }
+    }
+
+    fn find(&self, session: u64, probe: u64) -> Option<u64> {
+        let is_it = |pending: &PendingDirect| {
+            pending.session == session && pending.run.as_ref().is_some_and(|run| run.probe == probe)
+        };
+        self.pending.iter().find(|(_, pending)| is_it(pending)).map(|(request, _)| *request)
+    }
+
+    fn run(&mut self, request: u64) -> Option<&mut Run> {
+        self.pending.get_mut(&request)?.run.as_mut()
+    }
+
+    fn continue_with(
+        &mut self,
+        io: &mut RailIo,
+        links: &mut Links,
+        request: u64,
+        moved: Found<()>,
+    ) {
+        if let Err(finding) = moved {
+            self.fail(io, links, request, finding);
+        }
+    }
+
+    // ------------------------------------------------------------------- steps
+
+    /// Starts the step after the current one.
+    fn next_step(&mut self, io: &mut RailIo, links: &mut Links, request: u64) -> Found<()> {
+        let Some(pending) = self.pending.get_mut(&request) else { return Ok(()) };
+        let (of, Some(run)) = ((pending.link, pending.session), &mut pending.run) else {
+            return Ok(());
+        };
+        run.step += 1;
+        match steps().get(run.step) {
+            None => {
+                run.phase = Phase::AwaitingGrant;
+                let message = Message::ProbePassed { probe: run.probe };
+                send(io, links, of, &message);
+                Ok(())
+            }
+            Some(step) if step.direction() == Direction::Read => {
+                run.phase = Phase::AwaitingFill;
+                let message = Message::RequestProbeFill { probe: run.probe, step: run.step as u32 };
+                send(io, links, of, &message);
+                Ok(())
+            }
+            Some(_) => begin_fill(run),
+        }
+    }
+
+    /// Posts the operations of a step.
+    fn move_parts(&mut self, io: &mut RailIo, links: &mut Links, request: u64) -> Found<()> {
+        let Some(run) = self.run(request) else { return Ok(()) };
+        let longest = MAX_PART_LENGTH.min(io.capabilities().max_message_size as u64);
+        let unposted = steps()[run.step].parts().iter().flat_map(|part| part.pieces(longest));
+        let unposted = unposted.collect();
+        run.phase = Phase::Moving { unposted, in_flight: 0 };
+        self.post_parts(io, links, request)
+    }
+
+    fn post_parts(&mut self, io: &mut RailIo, links: &mut Links, request: u64) -> Found<()> {
+        let Self { pending, chunks, .. } = self;
+        let Some(pending) = pending.get_mut(&request) else { return Ok(()) };
+        let PendingDirect { link: number, session, run: Some(run), .. } = pending else {
+            return Ok(());
+        };
+        let Some(link) = links.get(number).filter(|link| link.session.id() == *session) else {
+            return Ok(());
+        };
+        let operation = match steps()[run.step].direction() {
+            Direction::Write => Operation::Put,
+            Direction::Read => Operation::Get,
+        };
+        let Phase::Moving { unposted, in_flight } = &mut run.phase else { return Ok(()) };
+        while let Some(part) = unposted.front().copied() {
+            let (offset, length) = (part.offset(), part.length());
+            let range = offset as usize..(offset + length) as usize;
+            let local = run.scratch.region().slice(range);
+            let remote = run.remote.slice(offset..offset + length);
+            let chunk = io.next_id();
+            let posted = local.and_then(|local| {
+                io.post_data(operation, chunk, link.session.peer(), &local, &remote?)
+            });
+            match posted {
+                Ok(true) => {
+                    unposted.pop_front();
+                    *in_flight += 1;
+                    let chunk_of = ProbeChunk { request, link: *number, session: *session };
+                    chunks.insert(chunk, chunk_of);
+                }
+                // The provider's queue is full.
+                Ok(false) => return Ok(()),
+                Err(error) => return Err(failed_text(operation, length, &error).into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// An operation is done. False if it belongs to no probe.
+    pub(super) fn chunk_done(
+        &mut self,
+        io: &mut RailIo,
+        links: &mut Links,
+        chunk: u64,
+        outcome: &Result<()>,
+    ) -> Option<u64> {
+        let ProbeChunk { request, session, .. } = self.chunks.remove(&chunk)?;
+        let moved = self.part_done(io, links, request, outcome);
+        self.continue_with(io, links, request, moved);
+        Some(session)
+    }
+
+    fn part_done(
+        &mut self,
+        io: &mut RailIo,
+        links: &mut Links,
+        request: u64,
+        outcome: &Result<()>,
+    ) -> Found<()> {
+        let Some(pending) = self.pending.get_mut(&request) else { return Ok(()) };
+        let (of, Some(run)) = ((pending.link, pending.session), &mut pending.run) else {
+            return Ok(());
+        };
+        let (step, pattern) = run.known();
+        let Phase::Moving { unposted, in_flight } = &mut run.phase else { return Ok(()) };
+        *in_flight -= 1;
+        if let Err(error) = outcome {
+            let operation = match step.direction() {
+                Direction::Write => Operation::Put,
+                Direction::Read => Operation::Get,
+            };
+            return Err(failed_text(operation, step.length(), error).into());
+        }
+        if *in_flight > 0 || !unposted.is_empty() {
+            return Ok(());
+        }
+        if step.direction() == Direction::Write {
+            run.phase = Phase::AwaitingCheck;
+            let message = Message::ProbeWritten { probe: run.probe, step: run.step as u32 };
+            send(io, links, of, &message);
+            return Ok(());
+        }
+        let now = Instant::now();
+        pending.local.flush().during(PROBE)?;
+        run.scratch.begin_look(step)?;
+        run.phase = Phase::Looking(Arrival::new((step, pattern), Announcement::Completion, now));
+        Ok(())
+    }
+
+    /// Continues all probes as far as possible now. True if anything happened.
+    pub(super) fn advance(&mut self, io: &mut RailIo, links: &mut Links) -> bool {
+        let mut has_moved = false;
+        let now = Instant::now();
+        for request in self.pending.keys().copied().collect::<Vec<_>>() {
+            let moved = self.advance_one(io, links, request, now);
+            has_moved |= moved != Ok(false);
+            self.continue_with(io, links, request, moved.map(drop));
+        }
+        has_moved
+    }
+
+    fn advance_one(
+        &mut self,
+        io: &mut RailIo,
+        links: &mut Links,
+        request: u64,
+        now: Instant,
+    ) -> Found<bool> {
+        let Some(pending) = self.pending.get_mut(&request) else { return Ok(false) };
+        if now >= pending.until {
+            return Err(Finding::Inconclusive(late_text(pending.run.as_ref())));
+        }
+        let Some(run) = &mut pending.run else { return Ok(false) };
+        match &mut run.phase {
+            Phase::Moving { unposted, .. } if !unposted.is_empty() => {
+                let before = unposted.len();
+                self.post_parts(io, links, request)?;
+                let Some(Run { phase: Phase::Moving { unposted, .. }, .. }) = self.run(request)
+                else {
+                    return Ok(true);
+                };
+                Ok(unposted.len() != before)
+            }
+            Phase::Filling => match run.scratch.poll() {
+                None => Ok(false),
+                Some(outcome) => {
+                    outcome?;
+                    self.move_parts(io, links, request).map(|()| true)
+                }
+            },
+            Phase::Looking(arrival) => {
+                let step = arrival.step();
+                let Some(outcome) = run.scratch.poll() else { return Ok(false) };
+                outcome?;
+                let (seen, began) = run.scratch.seen(step)?;
+                match arrival.look(&seen, began) {
+                    Look::Right => self.next_step(io, links, request).map(|()| true),
+                    Look::Again => {
+                        run.scratch.begin_look(step)?;
+                        Ok(true)
+                    }
+                    Look::Failed(cause) => Err(cause.into()),
+                }
+            }
+            _ => Ok(false),
+        }
+    }
+}
+
+/// Sends a message in a session, if it still exists.
+fn send(io: &mut RailIo, links: &mut Links, (link, session): (u32, u64), message: &Message) {
+    let link = links.get_mut(&link).filter(|link| link.session.id() == session);
+    if let Some(link) = link {
+        io.send_message(&mut link.session, message);
+    }
+}
+
+/// The target is ready: begins the first step.
+fn start(io: &RailIo, pending: &mut PendingDirect, probe: u64, memory: &[u8]) -> Found<()> {
+    let remote = io.attach(memory).during(PROBE)?;
+    if remote.len() < SCRATCH_LENGTH {
+        return Err("the memory of the peer is too short".into());
+    }
+    let scratch = Scratch::new(&pending.local, |buffer| io.register_now(buffer, None))?;
+    // The wait for probes of others does not count.
+    pending.until = pending.until.min(Instant::now() + PROBE_TIMEOUT);
+    let run = pending.run.insert(Run { probe, remote, scratch, step: 0, phase: Phase::Filling });
+    begin_fill(run)
+}
+
+fn begin_fill(run: &mut Run) -> Found<()> {
+    let (step, pattern) = run.known();
+    run.phase = Phase::Filling;
+    Ok(run.scratch.begin_fill(step, pattern)?)
+}
+
+fn verb(operation: Operation) -> &'static str {
+    match operation {
+        Operation::Put => "writing",
+        Operation::Get => "reading",
+    }
+}
+
+fn failed_text(operation: Operation, length: u64, error: &dyn std::fmt::Display) -> String {
+    format!("{} {} failed: {error}", verb(operation), size_text(length))
+}
+
+/// What was not done in time.
+fn late_text(run: Option<&Run>) -> String {
+    let Some(run) = run else { return "the peer did not answer in time".to_owned() };
+    match (&run.phase, steps().get(run.step)) {
+        (Phase::Moving { .. }, Some(step)) => {
+            let operation = match step.direction() {
+                Direction::Write => Operation::Put,
+                Direction::Read => Operation::Get,
+            };
+            let (verb, size) = (verb(operation), size_text(step.length()));
+            format!("{verb} {size} did not complete in time")
+        }
+        (Phase::Filling | Phase::Looking(_), _) => {
+            "a copy of the device did not complete in time".to_owned()
+        }
+        _ => "the peer did not answer in time".to_owned(),
+    }
+}
+
+/// Access for tests.
+#[cfg(test)]
+mod test_access {
+    use crate::rail::initiator::InitiatorRole;
+
+    impl InitiatorRole {
+        /// The requests for direct access that are not answered.
+        pub(in crate::rail) fn direct_requests(&self) -> Vec<u64> {
+            self.direct.pending.keys().copied().collect()
+        }
+    }
+}
