@@ -15,6 +15,8 @@
 //!
 //! No call is safe without knowledge of libfabric's manual pages: use the `fabric` crate.
 //!
+//! Modules, each importing only those before it: `handlers`, `library`, `calls`.
+//!
 //! ```
 //! // SAFETY: takes no argument and has no precondition.
 //! let version = unsafe { libfabric_sys::fi_version() };
