@@ -241,14 +241,13 @@ impl Pair {
         mut action: impl FnMut(&mut Side) -> Result<T, Error>,
     ) -> CaseResult<T> {
         let deadline = Instant::now() + timeout();
+        let mut idle = Idle::default();
         loop {
             match action(&mut self.sides[side]) {
                 Err(error)
                     if error.kind() == ErrorKind::WouldBlock && Instant::now() < deadline =>
                 {
-                    if !self.pump() {
-                        std::thread::yield_now();
-                    }
+                    if self.pump() { idle.end() } else { idle.pause() }
                 }
                 other => return Ok(other?),
             }
@@ -271,26 +270,20 @@ impl Pair {
         fits: impl Fn(&Outcome) -> bool,
     ) -> Option<Outcome> {
         let deadline = Instant::now() + timeout;
-        let mut idle = 0_u32;
+        let mut idle = Idle::default();
         loop {
             let outcomes = &mut self.sides[side].outcomes;
             if let Some(at) = outcomes.iter().position(&fits) {
                 return outcomes.remove(at);
             }
             if self.pump() {
-                idle = 0;
+                idle.end();
                 continue;
             }
             if Instant::now() > deadline {
                 return None;
             }
-            idle += 1;
-            // Providers with threads of their own need a core to run on.
-            if idle > 200 {
-                std::thread::sleep(Duration::from_micros(50));
-            } else {
-                std::thread::yield_now();
-            }
+            idle.pause();
         }
     }
 
@@ -344,9 +337,9 @@ impl Pair {
     /// Both sides progress until a condition holds, or the time limit passes.
     pub fn pump_until(&mut self, holds: impl Fn() -> bool) {
         let end = Instant::now() + timeout();
+        let mut idle = Idle::default();
         while !holds() && Instant::now() < end {
-            self.pump();
-            std::thread::yield_now();
+            if self.pump() { idle.end() } else { idle.pause() }
         }
     }
 
@@ -358,6 +351,28 @@ impl Pair {
                 std::thread::sleep(Duration::from_micros(100));
             }
         }
+    }
+}
+
+/// Pauses of a side that waits: cells, peers and threads of providers share the cores.
+#[derive(Default)]
+pub struct Idle {
+    rounds: u32,
+}
+
+impl Idle {
+    /// Yields at first, then sleeps.
+    pub fn pause(&mut self) {
+        self.rounds += 1;
+        if self.rounds > 20 {
+            std::thread::sleep(Duration::from_micros(50));
+        } else {
+            std::thread::yield_now();
+        }
+    }
+
+    pub fn end(&mut self) {
+        self.rounds = 0;
     }
 }
 

@@ -15,7 +15,9 @@ use fabric::{
 use super::Case;
 use crate::cells::{Cell, Memory};
 use crate::cuda::DeviceMemory;
-use crate::pair::{A, B, CaseResult, Pair, Parts, Setup, check_bytes, get, pattern, put, timeout};
+use crate::pair::{
+    A, B, CaseResult, Idle, Pair, Parts, Setup, check_bytes, get, pattern, put, timeout,
+};
 use crate::{cases, ensure};
 
 pub const CASES: &[Case] = cases![
@@ -102,14 +104,17 @@ impl Fixture {
         mut is_so: impl FnMut(&mut Self) -> CaseResult<bool>,
     ) -> CaseResult {
         let end = Instant::now() + timeout();
+        let mut idle = Idle::default();
         loop {
             if is_so(self)? {
                 return Ok(());
             }
-            if !self.progress()? {
+            if self.progress()? {
+                idle.end();
+            } else {
                 self.ports[B].return_all_credit(true);
                 ensure!(Instant::now() < end, "timeout: waited for {what}");
-                std::thread::yield_now();
+                idle.pause();
             }
         }
     }
