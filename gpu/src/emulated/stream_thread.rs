@@ -8,6 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use threads::RetryBackoff;
+
 use super::{Fault, State};
 use crate::checksum::checksum_from;
 use crate::driver::{self, CopyEntry, EventDriver, StreamDriver};
@@ -297,13 +299,12 @@ fn wait(work_queue: &WorkQueue, is_over: impl Fn() -> bool) -> bool {
 }
 
 fn until(work_queue: &WorkQueue, is_over: impl Fn() -> bool) -> bool {
-    let mut rest = Duration::from_micros(20);
+    let mut backoff = RetryBackoff::new(Duration::from_micros(20), Duration::from_millis(1));
     while !is_over() {
         if locked(&work_queue.queue).is_over {
             return false;
         }
-        std::thread::sleep(rest);
-        rest = (rest * 2).min(Duration::from_millis(1));
+        std::thread::sleep(backoff.next_pause());
     }
     true
 }

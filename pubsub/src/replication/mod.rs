@@ -25,7 +25,7 @@ mod probe;
 mod received_topics;
 mod remote_nodes;
 mod report_rows;
-mod retry_backoff;
+mod retry_schedule;
 mod routing;
 #[cfg(test)]
 mod simulated_tests;
@@ -56,7 +56,7 @@ pub use workers::Workers;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub use control_messages::reencode_control_message;
-pub(crate) use retry_backoff::RetryBackoff;
+pub(crate) use retry_schedule::RetrySchedule;
 pub(crate) use routing::reconcile::{is_owed, release_retained};
 pub use traits::*;
 

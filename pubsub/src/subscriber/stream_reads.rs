@@ -12,7 +12,7 @@ use crate::context::TopicContext;
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::During;
 use crate::lock::lock;
-use crate::pool::{Direction, PollBackoff, Pool, Readiness, StreamPoller};
+use crate::pool::{Direction, Pool, Readiness, STREAM_POLL_BACKOFF, StreamPoller};
 use crate::topic::{Entry, Topic};
 
 const OPERATION: &str = "pull in stream order from topic";
@@ -202,7 +202,7 @@ impl Sample {
     /// Waits until it is written, at most for the timeout of a device.
     pub(super) fn await_ready(&self, operation: &'static str) -> Result<()> {
         let deadline = Instant::now() + gpu::DEFAULT_TIMEOUT;
-        let mut backoff = PollBackoff::NEW;
+        let mut backoff = STREAM_POLL_BACKOFF;
         loop {
             let (kind, detail) = match self.readiness()? {
                 Readiness::Ready => return Ok(()),
@@ -213,8 +213,8 @@ impl Sample {
                     (ErrorKind::DeadlineExceeded, "its publisher's stream has not written it")
                 }
                 Readiness::Pending => {
-                    let pause = backoff.next(deadline).saturating_duration_since(Instant::now());
-                    std::thread::sleep(pause);
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    std::thread::sleep(backoff.next_pause().min(left));
                     continue;
                 }
             };
@@ -327,14 +327,14 @@ impl Subscription {
     /// then ends the subscription. Until then the process stays a member of its node, since streams
     /// may still read its messages.
     pub(super) fn drain_releases(&self) -> bool {
-        let (mut backoff, deadline) = (PollBackoff::NEW, Instant::now() + DRAIN_TIMEOUT);
+        let (mut backoff, deadline) = (STREAM_POLL_BACKOFF, Instant::now() + DRAIN_TIMEOUT);
         while self.deferred_releases.has_any() && self.poll_streams() {
-            let now = Instant::now();
-            if now >= deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
                 self.transfer_to_streams();
                 return false;
             }
-            std::thread::sleep(backoff.next(deadline).saturating_duration_since(now));
+            std::thread::sleep(backoff.next_pause().min(left));
         }
         true
     }
