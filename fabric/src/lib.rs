@@ -44,7 +44,7 @@
 //!   until its endpoint is closed, since one-sided transfers cannot be cancelled.
 //! - Every wait has a deadline. No value returned by libfabric causes a panic.
 //!
-//! Modules, each importing only those before it: `error`, `flags`, `fork`, `handle`, `hazard`,
+//! Modules, each importing only those before it: `error`, `flags`, `handle`, `hazard`,
 //! `kind`, `local_address`, `lock`, `version`, `waiting`, `quirks`, `capabilities`, `host_memory`,
 //! `deregistration`, `fabric`, `shm_files`, `offer`, `query`, `event`, `domain`, `address`, `counter`,
 //! `memory`, `queue`, `endpoint`, `choice`, `ring`, `provider_objects`,
@@ -65,7 +65,6 @@ mod error;
 mod event;
 mod fabric;
 mod flags;
-mod fork;
 mod handle;
 mod hazard;
 mod host_memory;

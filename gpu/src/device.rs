@@ -7,12 +7,13 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Weak};
 
+use threads::ForkGeneration;
+
 use crate::budget::Budget;
 use crate::deferred_free::{DeferredFree, DeferredFrees};
 use crate::device_name::{DeviceName, Implementation};
 use crate::driver::DeviceDriver;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fork::ForkGeneration;
 use crate::legacy_handle::Table;
 use crate::lock::locked;
 use crate::pointer_attributes::{Allocator, PointerAttributes};
@@ -203,7 +204,7 @@ impl Device {
         let budget = Budget::new(driver.properties().total_memory);
         let inner = Arc::new(DeviceInner {
             name,
-            fork_generation: ForkGeneration::now(),
+            fork_generation: ForkGeneration::current(),
             driver,
             budget,
             peers: AtomicU64::new(0),
@@ -448,7 +449,9 @@ impl Device {
 
     /// The driver, unless the process forked.
     pub(crate) fn driver(&self, operation: &'static str) -> Result<&dyn DeviceDriver> {
-        self.0.fork_generation.check(operation).map_err(|error| error.on(self.0.name))?;
+        if !self.is_current() {
+            return Err(Error::forked(operation).on(self.0.name));
+        }
         Ok(&*self.0.driver)
     }
 

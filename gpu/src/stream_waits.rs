@@ -4,10 +4,11 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard, TryLockError, Weak};
 
+use threads::ForkGeneration;
+
 use crate::device_name::Implementation;
 use crate::driver::{EventDriver, StreamDriver};
 use crate::error::{Result, proves_idle};
-use crate::fork::ForkGeneration;
 use crate::lock::locked;
 
 /// Read-locked while a wait starts, write-locked while memory is freed because no stream waits.
@@ -77,7 +78,7 @@ impl StreamWaits {
         Arc::new(Self {
             implementation,
             stream: stream.map(Arc::downgrade),
-            fork_generation: ForkGeneration::now(),
+            fork_generation: ForkGeneration::current(),
             is_known: AtomicBool::new(false),
             started: AtomicU64::new(0),
             finished: AtomicU64::new(0),

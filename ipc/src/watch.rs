@@ -23,8 +23,9 @@ use std::sync::atomic::Ordering::Acquire;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use threads::ForkGeneration;
+
 use crate::doorbell::{Doorbell, MAX_SLEEP};
-use crate::fork::ForkGeneration;
 use crate::futex;
 use crate::words::{FutexWords, LocalWords, Words};
 

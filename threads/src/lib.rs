@@ -1,4 +1,5 @@
-//! The threads of the library: how they start, and how long they pause between retries.
+//! The threads of the library: how they start, how long they pause between retries, and which
+//! objects belong to a process that forked.
 //!
 //! ```
 //! let thread = threads::spawn("fabricast-sum", || 1 + 1)?;
@@ -6,10 +7,12 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! Modules, each importing only those before it: `retry_backoff`, `spawn`.
+//! Modules, each importing only those before it: `retry_backoff`, `fork_generation`, `spawn`.
 
+mod fork_generation;
 mod retry_backoff;
 mod spawn;
 
+pub use fork_generation::ForkGeneration;
 pub use retry_backoff::RetryBackoff;
 pub use spawn::{BlockedSignals, spawn};
