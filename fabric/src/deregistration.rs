@@ -9,10 +9,9 @@
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use libfabric_sys as sys;
-use threads::ForkGeneration;
+use threads::{ForkGeneration, lock};
 
 use crate::handle::Handle;
-use crate::lock::lock;
 use crate::quirks::deregisters_without_lock;
 use crate::{Memory, Version};
 

@@ -45,7 +45,7 @@
 //! - Every wait has a deadline. No value returned by libfabric causes a panic.
 //!
 //! Modules, each importing only those before it: `error`, `flags`, `handle`, `hazard`,
-//! `kind`, `local_address`, `lock`, `version`, `waiting`, `quirks`, `capabilities`, `host_memory`,
+//! `kind`, `local_address`, `version`, `waiting`, `quirks`, `capabilities`, `host_memory`,
 //! `deregistration`, `fabric`, `shm_files`, `offer`, `query`, `event`, `domain`, `address`, `counter`,
 //! `memory`, `queue`, `endpoint`, `choice`, `ring`, `provider_objects`,
 //! `emulated`.
@@ -70,7 +70,6 @@ mod hazard;
 mod host_memory;
 mod kind;
 mod local_address;
-mod lock;
 mod memory;
 mod offer;
 #[cfg(any(test, feature = "fault-injection"))]

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Weak};
 
-use threads::ForkGeneration;
+use threads::{ForkGeneration, lock};
 
 use crate::budget::Budget;
 use crate::deferred_free::{DeferredFree, DeferredFrees};
@@ -15,7 +15,6 @@ use crate::device_name::{DeviceName, Implementation};
 use crate::driver::DeviceDriver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::legacy_handle::Table;
-use crate::lock::locked;
 use crate::pointer_attributes::{Allocator, PointerAttributes};
 use crate::properties::{PeerAccess, Properties, Uuid};
 use crate::stream_waits::FreeGuard;
@@ -71,7 +70,7 @@ impl DeviceInner {
             DeferredFree::Host { address, .. } => unsafe { self.driver.unregister(*address) },
             DeferredFree::Legacy { bytes } => {
                 // Closed under the table's lock, so that the next user opens it again.
-                locked(&self.legacy).close(bytes).map_or(Ok(()), |address| {
+                lock(&self.legacy).close(bytes).map_or(Ok(()), |address| {
                     // SAFETY: opened here; no slice, thus no operation, was left.
                     unsafe { self.driver.legacy_close(address) }
                 })
@@ -189,7 +188,7 @@ impl Device {
     /// [`Unavailable`](ErrorKind::Unavailable) with the reason if there is no driver;
     /// [`NoSuchDevice`](ErrorKind::NoSuchDevice).
     pub fn open(name: DeviceName) -> Result<Self> {
-        let mut open = locked(&OPEN);
+        let mut open = lock(&OPEN);
         let found = open
             .get(&name)
             .and_then(Weak::upgrade)
@@ -491,7 +490,7 @@ impl Device {
 
     /// The legacy handles that are open for this device.
     pub(crate) fn legacy_table(&self) -> MutexGuard<'_, Table> {
-        locked(&self.0.legacy)
+        lock(&self.0.legacy)
     }
 }
 

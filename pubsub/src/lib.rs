@@ -2,7 +2,7 @@
 //!
 //! Built on `transfer`, and with it on `fabric`, `gpu` and `ipc`.
 //!
-//! Modules, each importing only those before it: `error`, `text`, `clock`, `lock`, `log_limit`,
+//! Modules, each importing only those before it: `error`, `text`, `clock`, `log_limit`,
 //! `wake`, `interruption`, `error_mapping`, `ids`, `type_name`, `plain`, `settings`, `budgets`,
 //! `network_options`, `node_options`, `report`, `event`, `loan_limit`, `pool`, `topic`,
 //! `node_segment`, `context`, `publisher`, `subscriber`, `peers`, `replication`, `service`, `node`,
@@ -27,7 +27,6 @@ mod context;
 mod ids;
 mod interruption;
 mod loan_limit;
-mod lock;
 mod log_limit;
 mod network_options;
 mod node;

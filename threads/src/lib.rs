@@ -7,12 +7,15 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! Modules, each importing only those before it: `retry_backoff`, `fork_generation`, `spawn`.
+//! Modules, each importing only those before it: `retry_backoff`, `lock`, `fork_generation`,
+//! `spawn`.
 
 mod fork_generation;
+mod lock;
 mod retry_backoff;
 mod spawn;
 
 pub use fork_generation::ForkGeneration;
+pub use lock::lock;
 pub use retry_backoff::RetryBackoff;
 pub use spawn::{BlockedSignals, spawn};

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use gpu::{Device, DeviceName, Importer, LegacyHandle, Memory, Slice, Uuid, WeakMemory};
 use ipc::{ForkGeneration, PerProcess};
+use threads::lock;
 
 use crate::error::{Context, Error, ErrorKind, Result, failed};
 use crate::handle::{Handle, HandleMetadata, HandleType};
 use crate::host_buffer::{HostBuffer, WeakHostBuffer};
-use crate::lock;
 use crate::region::{Buffer, Rights};
 use crate::tensor::Tensor;
 

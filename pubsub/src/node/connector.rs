@@ -9,12 +9,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ipc::{Channel, ChannelError, ChannelListener, Message, PidFd};
-use threads::RetryBackoff;
+use threads::{RetryBackoff, lock};
 
 use super::Welcome;
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::During;
-use crate::lock::lock;
 use crate::node_options::{NodeOptions, ServiceMode};
 use crate::replication::RetrySchedule;
 use crate::service::election::{LeaderLock, PriorityLock, socket_path};

@@ -24,10 +24,10 @@ use ipc::{
     Segment, Statistics, WordRange,
 };
 use serde::{Deserialize, Serialize};
+use threads::lock;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
-use crate::lock::lock;
 use crate::settings::{SharedLocation, device_error};
 
 use self::copies::Copies;

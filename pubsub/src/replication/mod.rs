@@ -49,6 +49,7 @@ pub use message_header::{
     RingMessageKind, TRAILER_LENGTH,
 };
 pub use outbound::DestinationCounters;
+use threads::lock;
 pub use worker::{
     Announcer, Command, Counters, TopicKey, TopicOptions, Worker, WorkerEvent, WorkerOptions,
 };
@@ -79,7 +80,6 @@ use self::source::publish_listener::PublishListener;
 use self::worker_pool::{PoolEvent, WorkerPool};
 use crate::error::{Error, Result};
 pub use crate::ids::NodeId;
-use crate::lock::lock;
 use crate::network_options::NetworkOptions;
 use crate::node_segment::PublishDoorbell;
 use crate::peers::{PeerEvent, Peers};

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use gpu::{Point, Stream};
 use ipc::{Block, Caller, MappedWords, Participant, ParticipantTable, SubscriptionId};
+use threads::lock;
 
 use super::{EndScope, Sample, Subscriber, Subscription};
 use crate::context::TopicContext;
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::During;
-use crate::lock::lock;
 use crate::pool::{Direction, Pool, Readiness, STREAM_POLL_BACKOFF, StreamPoller};
 use crate::topic::{Entry, Topic};
 

@@ -8,9 +8,10 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use threads::lock;
+
 use super::{RailShared, START};
 use crate::error::{Result, failed};
-use crate::lock;
 
 /// How often cached registrations of dropped memory are swept.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(50);

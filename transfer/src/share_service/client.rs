@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use gpu::Device;
 use ipc::{Channel, ChannelError, Credentials, ForkGeneration, NotInherited};
-use threads::RetryBackoff;
+use threads::{RetryBackoff, lock};
 
 use super::protocol::{Reply, Request, is_name};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::handle::{Handle, HandleMetadata};
+use crate::remaining;
 use crate::share::{OpenedBuffer, Opener, check_fork};
-use crate::{lock, remaining};
 
 const CONNECT: &str = "connect to share service";
 const REQUEST: &str = "request shared memory";

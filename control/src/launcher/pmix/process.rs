@@ -4,8 +4,10 @@
 //! closed fails with some versions. So a process connects once, and closes at its exit.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use threads::lock;
 
 use super::abi;
 use super::abi::Proc;
@@ -65,7 +67,7 @@ pub(super) fn check_fork(operation: &'static str) -> Result<()> {
 /// The job of this process. Connects at the first call.
 pub(super) fn job(timeout: Duration) -> Result<Arc<Job>> {
     check_fork(CONNECT)?;
-    let mut job = JOB.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut job = lock(&JOB);
     if let Some(known) = &*job {
         return known.clone();
     }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use gpu::{Memory, Point, Slice, Stream};
 use ipc::{Block, Caller};
-use threads::RetryBackoff;
+use threads::{RetryBackoff, lock};
 
 pub use self::sync_words::Readiness;
 pub(crate) use self::sync_words::{OWNED_BY_STREAMS, SyncPoint};
@@ -20,7 +20,6 @@ use super::Pool;
 use super::bytes::SegmentPart;
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
-use crate::lock::lock;
 
 /// Bytes of sync words that are registered for a device at once, so that unused ones are not
 /// pinned. Whole pages of any page size.

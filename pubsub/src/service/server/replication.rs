@@ -5,11 +5,10 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use threads::RetryBackoff;
+use threads::{RetryBackoff, lock};
 
 use super::Service;
 use crate::error::{Error, ErrorKind};
-use crate::lock::lock;
 use crate::network_options::NetworkOptions;
 use crate::node_segment::MAX_NETWORK_BYTES;
 use crate::pool::PoolId;

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use ipc::{Doorbell, Layout, MappedWords, PidFd, Segment, SegmentError};
+use threads::lock;
 
 use self::reclaim::Reclaim;
 use self::region_table::RegionTable;
@@ -20,7 +21,6 @@ use super::local_protocol::Introduction;
 use crate::admission::Admission;
 use crate::device_memory::WrittenDevices;
 use crate::error::{Error, ErrorKind, Result, failed};
-use crate::lock;
 use crate::rail::RailHandle;
 use crate::region::{Buffer, REGISTER, RegisteredRegion};
 use crate::share::random;

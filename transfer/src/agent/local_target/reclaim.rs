@@ -7,8 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use threads::lock;
+
 use super::{LocalTarget, OutstandingCopies};
-use crate::lock;
 use crate::region::Buffer;
 
 /// How often the thread checks whether copies have completed.
