@@ -12,7 +12,7 @@ use threads::lock;
 use super::abi;
 use super::abi::Proc;
 use super::library::{Failure, Library, Value};
-use super::worker;
+use crate::launcher::bounded_call;
 use crate::launcher::error::{Error, ErrorKind, Result};
 use crate::launcher::exchange::LocalRank;
 use crate::launcher::presence::Presence;
@@ -72,7 +72,8 @@ pub(super) fn job(timeout: Duration) -> Result<Arc<Job>> {
         return known.clone();
     }
     OWNER.store(std::process::id(), Ordering::Relaxed);
-    let connected = match worker::run(worker::deadline(timeout), open) {
+    let deadline = bounded_call::deadline(timeout);
+    let connected = match bounded_call::run("fabricast-pmix", deadline, open) {
         Ok(Some(Ok(job))) => Ok(Arc::new(job)),
         // Nothing was started, so it may be tried again.
         Ok(Some(Err(Failed::BeforeStart(error)))) => {
