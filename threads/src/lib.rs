@@ -1,5 +1,5 @@
-//! The threads of the library: how they start, how long they pause between retries, and which
-//! objects belong to a process that forked.
+//! The threads of the library: how they start, lock and pause between retries, what they drop for
+//! others, and which objects belong to a process that forked.
 //!
 //! ```
 //! let thread = threads::spawn("fabricast-sum", || 1 + 1)?;
@@ -8,13 +8,15 @@
 //! ```
 //!
 //! Modules, each importing only those before it: `retry_backoff`, `lock`, `fork_generation`,
-//! `spawn`.
+//! `spawn`, `deferred_drop`.
 
+mod deferred_drop;
 mod fork_generation;
 mod lock;
 mod retry_backoff;
 mod spawn;
 
+pub use deferred_drop::{DeferredDrop, DeferredValue};
 pub use fork_generation::ForkGeneration;
 pub use lock::lock;
 pub use retry_backoff::RetryBackoff;

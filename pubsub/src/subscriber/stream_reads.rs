@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use gpu::{Point, Stream};
 use ipc::{Block, Caller, MappedWords, Participant, ParticipantTable, SubscriptionId};
-use threads::lock;
+use threads::{DeferredDrop, DeferredValue, lock};
 
 use super::{EndScope, Sample, Subscriber, Subscription};
 use crate::context::TopicContext;
@@ -18,8 +18,6 @@ use crate::topic::{Entry, Topic};
 const OPERATION: &str = "pull in stream order from topic";
 /// How long the end of a subscription waits for streams that hold messages.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// Back-off between later polls of streams.
-const DRAIN_POLL: Duration = Duration::from_millis(20);
 
 impl Subscriber {
     /// The next message, for work that is begun on this stream afterwards. If it was [published on
@@ -339,27 +337,20 @@ impl Subscription {
         true
     }
 
-    /// Starts a thread that ends the subscription once streams have released all messages.
+    /// A thread ends the subscription once streams have released all messages. Each subscription
+    /// has its own, because ending one may wait for a lock.
     fn transfer_to_streams(&self) {
         let topic = self.context.topic.name();
         tracing::warn!(
             topic,
             "a stream still reads messages: this process stays a member of its node"
         );
-        let (context, deferred_releases) =
-            (self.context.clone(), Arc::clone(&self.deferred_releases));
-        let subscription_ids = self.subscription_ids;
-        let wait = move || {
-            while deferred_releases.has_any() {
-                std::thread::sleep(DRAIN_POLL);
-                for direction in Direction::BOTH {
-                    deferred_releases.poll_streams(context.pool(direction));
-                }
-            }
-            context.end_subscriptions(subscription_ids, EndScope::Everything);
+        let ended = EndedSubscription {
+            context: self.context.clone(),
+            subscription_ids: self.subscription_ids,
+            deferred_releases: Arc::clone(&self.deferred_releases),
         };
-        let waiting = threads::spawn("fabricast-streams", wait);
-        if let Err(error) = waiting {
+        if let Err(error) = DeferredDrop::default().push(ended) {
             tracing::error!(
                 %error,
                 topic,
@@ -368,5 +359,28 @@ impl Subscription {
             // Streams may still read them.
             std::mem::forget(self.context.clone());
         }
+    }
+}
+
+/// A subscription without a subscriber, whose messages streams still read.
+struct EndedSubscription {
+    context: TopicContext,
+    subscription_ids: [SubscriptionId; 2],
+    deferred_releases: Arc<DeferredReleases>,
+}
+
+impl DeferredValue for EndedSubscription {
+    const THREAD_NAME: &'static str = "fabricast-streams";
+    const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+
+    fn is_unused(&mut self) -> bool {
+        for direction in Direction::BOTH {
+            self.deferred_releases.poll_streams(self.context.pool(direction));
+        }
+        !self.deferred_releases.has_any()
+    }
+
+    fn end(self) {
+        self.context.end_subscriptions(self.subscription_ids, EndScope::Everything);
     }
 }

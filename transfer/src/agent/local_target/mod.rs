@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use ipc::{Doorbell, Layout, MappedWords, PidFd, Segment, SegmentError};
-use threads::lock;
+use threads::{DeferredDrop, lock};
 
-use self::reclaim::Reclaim;
+use self::reclaim::RetainedMemory;
 use self::region_table::RegionTable;
 use super::START;
 use super::local_protocol::Introduction;
@@ -56,7 +56,8 @@ pub(crate) struct LocalTarget {
     /// Handles of the rails, once these are started.
     rail_handles: OnceLock<Vec<RailHandle>>,
     written_devices: WrittenDevices,
-    reclaim: Reclaim,
+    /// Of dropped regions.
+    retained_memory: DeferredDrop<RetainedMemory>,
 }
 
 impl LocalTarget {
@@ -80,7 +81,7 @@ impl LocalTarget {
             changes: AtomicU64::new(0),
             rail_handles: OnceLock::new(),
             written_devices: WrittenDevices::default(),
-            reclaim: Reclaim::default(),
+            retained_memory: DeferredDrop::default(),
         })
     }
 
@@ -173,7 +174,7 @@ impl LocalTarget {
         if copies.are_over() {
             self.forget_region(number);
         } else {
-            self.reclaim.retain_until_done(copies, number, buffer, self);
+            reclaim::retain_until_done(self, copies, number, buffer);
         }
     }
 
