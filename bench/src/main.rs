@@ -47,7 +47,7 @@ enum Measurement {
     Fabric(fabric::Arguments),
     /// Measure messages through a ring, between two processes or two machines
     Ring(ring::Arguments),
-    /// Measure zeroing of registered memory after reading it
+    /// Measure zeroing of registered memory after reading it, and messages through such memory
     Zero(zero::Arguments),
     /// Measure the allocator with metadata in shared memory
     Alloc(alloc::Arguments),

@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "1M")]
     chunk: u64,
     /// How the reader is notified of writes: imm, by an immediate with the write; msg, by a message
-    /// after it; poll, not at all [default: the best that the provider supports]
+    /// after it [default: the best that the provider supports]
     #[arg(long, value_name = "FORM", value_parser = parse_notify)]
     notify: Option<NotifyMode>,
     /// Measured messages; accepts K, M, G
@@ -81,17 +81,13 @@ const CLIENT_ONLY: [&str; 11] = [
     "json",
 ];
 
-/// How the reader is notified: by an immediate with the write, by a small message after it, or not
-/// at all, so that it polls its memory, and zeroes it.
-const NOTIFY: [NotifyMode; 3] = [NotifyMode::Immediate, NotifyMode::Message, NotifyMode::Polling];
-
 fn parse_notify(text: &str) -> Result<NotifyMode, String> {
-    let found = NOTIFY.into_iter().find(|form| form.name() == text);
-    found.ok_or_else(|| format!("one of {}", NOTIFY.map(NotifyMode::name).join(", ")))
+    let found = NotifyMode::ALL.into_iter().find(|mode| mode.name() == text);
+    found.ok_or_else(|| format!("one of {}", NotifyMode::ALL.map(NotifyMode::name).join(", ")))
 }
 
 #[derive(Debug, Serialize)]
-struct RingMetrics {
+pub(crate) struct RingMetrics {
     mode: String,
     notify: &'static str,
     ring_size: u64,
@@ -161,7 +157,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let result = ring_exchange::run(side, &ring_exchange)?;
     drop(progress);
-    report(arguments, &ring_exchange, result).conclude(arguments.json)
+    let settings = Common {
+        provider: arguments.provider.clone(),
+        waiting: name_of(arguments.waiting),
+        cores: arguments.cores.clone(),
+        ..Common::default()
+    };
+    report(settings, &ring_exchange, result).conclude(arguments.json)
 }
 
 /// An address is for network providers: a local one would use it as a name, the same for both
@@ -231,8 +233,9 @@ fn check(ring_exchange: &RingExchange) -> Result<(), Failure> {
     Ok(())
 }
 
-fn report(
-    arguments: &Arguments,
+/// The report of an exchange with these settings.
+pub(crate) fn report(
+    settings: Common,
     ring_exchange: &RingExchange,
     result: RingResult,
 ) -> Report<RingMetrics> {
@@ -240,15 +243,12 @@ fn report(
     // Half a round trip of a ping-pong, one message's share of a stream.
     let share = if ring_exchange.mode == Mode::Lat { 0.5 } else { 1.0 };
     let RingExchange { mode, size, iterations, .. } = *ring_exchange;
-    let common = Common {
-        provider: arguments.provider.clone(),
-        waiting: name_of(arguments.waiting),
-        cores: arguments.cores.clone(),
-        ..measured.common(mode, share, size, iterations)
-    };
+    let Common { provider, waiting, cores, .. } = settings;
+    let common =
+        Common { provider, waiting, cores, ..measured.common(mode, share, size, iterations) };
     let found = RingMetrics {
         mode: name_of(ring_exchange.mode),
-        notify: notify.name(),
+        notify,
         credits,
         blocked_us: rounded(blocked.as_secs_f64() * 1e6),
         ring_size: ring_exchange.capacity,

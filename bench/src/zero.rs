@@ -1,4 +1,4 @@
-//! `fabricast bench zero`: cost of zeroing ring memory after reading.
+//! `fabricast bench zero`: cost of zeroing memory after reading, as a reader that polls it must.
 #![allow(unsafe_code)]
 
 use std::hint::black_box;
@@ -7,8 +7,12 @@ use std::time::Instant;
 use fabric::{Access, Domain, HostMemory, MemoryRegion};
 use serde::Serialize;
 
+use super::core_pair::core_pair;
 use super::report::{Common, Metrics, Report, rounded};
-use crate::exchange::plan::OfferQuery;
+use super::ring;
+use crate::exchange::plan::{Exchange, Mode, OfferQuery, Plan, Wait, name_of};
+use crate::exchange::ring_exchange::RingExchange;
+use crate::exchange::{initiator, polled_exchange};
 use crate::process::pin;
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
@@ -22,32 +26,42 @@ const WRITTEN: u8 = 0xa5;
 /// Empty measurements, which calibrate the clock.
 const CLOCK_SAMPLES: usize = 1001;
 
-/// Zeroes registered memory that was just read, as a ring without notifications does.
+/// Zeroes registered memory that was just read, as a reader that polls memory must.
 ///
-/// In each round the bytes are written and read, then zeroed with the clock running: by the ring's
-/// method, and, in a separate round, by memset. So they are in the caches as far as they fit, as
-/// after a consumer. Writer, reader and zeroer are one core. The last line of the output is one
-/// JSON object.
+/// In each round the bytes are written and read, then zeroed with the clock running: by
+/// MemoryRegion::fill, and, in a separate round, by memset. So they are in the caches as far as
+/// they fit, as after a consumer. Writer, reader and zeroer are one core.
+///
+/// With --mode, two processes send messages through such memory and verify them: size, payload and
+/// a done flag, without notices. The reader polls the flag and zeroes what it read. To be compared
+/// with bench ring. The last line of the output is one JSON object.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Exact name of the provider that registers the memory: shm, tcp, net, …
     #[arg(long, value_name = "NAME")]
     provider: String,
-    /// Bytes zeroed by one call; accepts K, M, G
+    /// Send messages: latency or bandwidth [default: only zero memory]
+    #[arg(long, value_enum)]
+    mode: Option<Mode>,
+    /// Bytes zeroed by one call, or of a message; accepts K, M, G
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64")]
     size: u64,
-    /// Rounds of either method; in one, at least 16K are zeroed; accepts K, M, G
+    /// Rounds of either method, in one of which at least 16K are zeroed; or messages; accepts K, M,
+    /// G
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "1000")]
     iterations: u64,
     /// Core of the process [default: not pinned]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with = "mode")]
     core: Option<usize>,
+    /// Cores of the two processes, A,B [default: not pinned]
+    #[arg(long, value_name = "A,B", value_delimiter = ',', requires = "mode")]
+    cores: Option<Vec<usize>>,
     /// Print the JSON line only
     #[arg(long)]
     json: bool,
 }
 
-/// The common part is of one call of the ring's method.
+/// The common part is of one call of `MemoryRegion::fill`.
 #[derive(Debug, Serialize)]
 struct ZeroMetrics {
     memset_p50_us: Option<f64>,
@@ -70,29 +84,66 @@ struct ZeroRegion {
 
 #[derive(Debug, Clone, Copy)]
 enum Method {
-    Ring,
+    Fill,
     Memset,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let size = usize::try_from(arguments.size).ok().filter(|size| *size <= 1 << 40);
-    let Some(size) = size.filter(|_| arguments.iterations <= 1 << 30) else {
-        return Err(Failure::new(Exit::Usage, "at most 1G rounds, of 1024G each"));
+    if arguments.size > 1 << 40 || arguments.iterations > 1 << 30 {
+        return Err(Failure::new(Exit::Usage, "at most 1G rounds or messages, of 1024G each"));
+    }
+    match arguments.mode {
+        Some(mode) => send_messages(arguments, mode),
+        None => zero_memory(arguments),
+    }
+}
+
+/// Sends messages through memory that the reader polls and zeroes.
+fn send_messages(arguments: &Arguments, mode: Mode) -> Result<(), Failure> {
+    let capacity = 8 << 20;
+    let exchange = RingExchange {
+        mode,
+        size: arguments.size,
+        capacity,
+        watermark: capacity / 4,
+        chunk: 1 << 20,
+        notify: None,
+        iterations: arguments.iterations,
+        warmup: (arguments.iterations / 10 + 1).min(1000),
     };
+    let [local, remote] = core_pair(arguments.cores.as_deref())?;
+    let plan = Plan {
+        offer_query: OfferQuery::new(&arguments.provider),
+        waiting: Wait::Busy,
+        core: remote,
+        exchange: Exchange::PolledExchange(exchange.clone()),
+    };
+    let result = polled_exchange::run(initiator::start(&plan, local)?, &exchange)?;
+    let settings = Common {
+        provider: arguments.provider.clone(),
+        waiting: name_of(plan.waiting),
+        cores: arguments.cores.clone(),
+        ..Common::default()
+    };
+    ring::report(settings, &exchange, result).conclude(arguments.json)
+}
+
+fn zero_memory(arguments: &Arguments) -> Result<(), Failure> {
+    let size = arguments.size as usize;
     if let Some(core) = arguments.core {
         pin(core)?;
     }
     let domain = Domain::open(&OfferQuery::new(&arguments.provider).offer()?)?;
     let count = MIN_ROUND_BYTES.div_ceil(size);
     let memory = HostMemory::zeroed(count * size)?;
-    // As a ring's memory.
+    // As memory that a peer writes.
     let region = domain.register(memory, Access::REMOTE_WRITE)?;
     let pieces = ZeroRegion { region, size, count };
     let clock_ns = clock();
-    let (mut ring, mut memset) = (Vec::new(), Vec::new());
+    let (mut fill, mut memset) = (Vec::new(), Vec::new());
     let mut verified = true;
     for round in 0..=arguments.iterations {
-        for (method, samples) in [(Method::Ring, &mut ring), (Method::Memset, &mut memset)] {
+        for (method, samples) in [(Method::Fill, &mut fill), (Method::Memset, &mut memset)] {
             let (took, is_right) = pieces.round(method)?;
             verified &= is_right;
             // The first round allocates pages.
@@ -101,7 +152,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
         }
     }
-    let [ring, memset] = [ring, memset]
+    let [fill, memset] = [fill, memset]
         .map(|all| Common::of(&all.into_iter().collect::<Histogram>(), 1.0 / count as f64));
     let rate = |all: &Common| {
         all.p50_us.map_or(0.0, |p50| rounded(arguments.size as f64 / p50.max(1e-6) / 1e3))
@@ -116,14 +167,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         libfabric: fabric::Version::running().to_string(),
     };
     let common = Common {
-        gb_per_s: rate(&ring),
+        gb_per_s: rate(&fill),
         bytes: arguments.size,
         iterations: arguments.iterations,
         provider: arguments.provider.clone(),
         waiting: "none".to_owned(),
         cores: arguments.core.map(|core| vec![core]),
         verified,
-        ..ring
+        ..fill
     };
     Report::new(common, found).conclude(arguments.json)
 }
@@ -144,14 +195,14 @@ impl ZeroRegion {
         let was_written = self.holds(WRITTEN)?;
         let start = Instant::now();
         match method {
-            Method::Ring => self.by_ring()?,
+            Method::Fill => self.by_fill()?,
             Method::Memset => self.by_memset(),
         }
         let took = start.elapsed().as_nanos() as u64;
         Ok((took, was_written && self.holds(0)?))
     }
 
-    fn by_ring(&self) -> Result<(), Failure> {
+    fn by_fill(&self) -> Result<(), Failure> {
         for piece in 0..self.count {
             let from = black_box(piece * self.size);
             self.region.fill(from..from + self.size, 0)?;

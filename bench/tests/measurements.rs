@@ -199,7 +199,6 @@ fn messages_through_a_ring_are_verified() {
             &["--mode", "bw", "--size", "300K", "--ring-size", "64K", "--iters", "20"],
             &["--mode", "bw", "--size", "1M", "--iters", "64", "--waiting", "adaptive"],
             &["--mode", "bw", "--size", "100K", "--iters", "64", "--notify", "msg"],
-            &["--mode", "bw", "--size", "100K", "--iters", "64", "--notify", "poll"],
         ] {
             let out = succeed(&[&["ring", "--provider", provider], more].concat());
             assert_eq!(last_line(&out)["verified"], true, "{provider} {more:?}: {out}");
@@ -255,6 +254,26 @@ fn zeroing_is_measured_and_verified() {
     }
     assert_eq!(fail(&["zero", "--provider", "carrier-pigeon"]).0, 3);
     assert_eq!(fail(&["zero", "--provider", "shm", "--size", "2048G"]).0, 2);
+}
+
+#[test]
+fn messages_through_polled_memory_are_verified() {
+    let _lock = lock_measurements();
+    for provider in providers() {
+        for more in [
+            &["--mode", "lat", "--iters", "200"][..],
+            &["--mode", "lat", "--iters", "50", "--size", "1"],
+            &["--mode", "bw", "--iters", "64", "--size", "100K"],
+            // Many rounds of the slots, and chunks of different sizes.
+            &["--mode", "bw", "--iters", "20", "--size", "3000001"],
+            &["--mode", "bw", "--iters", "200000", "--size", "12"],
+        ] {
+            let out = succeed(&[&["zero", "--provider", provider], more].concat());
+            let report = last_line(&out);
+            assert_eq!(report["verified"], true, "{provider} {more:?}: {out}");
+            assert_eq!(report["notify"], "poll", "{out}");
+        }
+    }
 }
 
 #[test]

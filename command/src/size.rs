@@ -1,26 +1,9 @@
 //! Sizes and counts: read as `64`, `4K`, `16M` or `1G`, and printed as `64`, `4KiB`, `16MiB` or
 //! `1GiB`, which are read, too. All units are powers of two.
 
-const UNITS: [(u32, &str); 3] = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+pub use pubsub::parse_size as parse;
 
-/// Reads a number with an optional K, M or G, or KiB, MiB, GiB: 2^10, 2^20, 2^30.
-pub fn parse(text: &str) -> Result<u64, String> {
-    let short = text.strip_suffix("iB").filter(|short| short.ends_with(['K', 'M', 'G']));
-    let short = short.unwrap_or(text);
-    let units = [(['K', 'k'], 10), (['M', 'm'], 20), (['G', 'g'], 30)];
-    let known =
-        units.into_iter().find_map(|(unit, shift)| Some((short.strip_suffix(unit)?, shift)));
-    let (digits, shift) = known.unwrap_or((text, 0));
-    // `parse` of u64 accepts "+5".
-    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err("not a number with an optional K, M or G".to_owned());
-    }
-    digits
-        .parse::<u64>()
-        .ok()
-        .and_then(|value| value.checked_mul(1 << shift))
-        .ok_or_else(|| "too large".to_owned())
-}
+const UNITS: [(u32, &str); 3] = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
 
 /// Like [`parse`], but at least 1.
 pub fn parse_positive(text: &str) -> Result<u64, String> {
@@ -32,13 +15,7 @@ pub fn parse_positive(text: &str) -> Result<u64, String> {
 
 /// The reverse of [`parse`], in the largest unit that divides the value; `none` for `u64::MAX`.
 pub fn print(bytes: u64) -> String {
-    if bytes >= 1 << 60 {
-        return "none".to_owned();
-    }
-    UNITS
-        .iter()
-        .find(|(shift, _)| bytes >= 1 << shift && bytes.is_multiple_of(1 << shift))
-        .map_or_else(|| bytes.to_string(), |(shift, name)| format!("{}{name}", bytes >> shift))
+    if bytes >= 1 << 60 { "none".to_owned() } else { pubsub::print_size(bytes) }
 }
 
 /// An amount of bytes, to about three digits.

@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use libfabric_sys as sys;
+use threads::lock;
 
 use crate::handle::Handle;
 use crate::hazard::{HazardPointer, barrier_on_all_threads};
-use crate::lock::lock;
 use crate::offer::format_address_bytes;
 use crate::{Domain, Error, ErrorKind, Result};
 

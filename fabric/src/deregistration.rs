@@ -9,10 +9,9 @@
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use libfabric_sys as sys;
+use threads::{ForkGeneration, lock};
 
-use crate::fork::ForkGeneration;
 use crate::handle::Handle;
-use crate::lock::lock;
 use crate::quirks::deregisters_without_lock;
 use crate::{Memory, Version};
 
@@ -57,8 +56,9 @@ impl DeregistrationLock {
         let (progress, deferred) = (Mutex::default(), Mutex::default());
         let is_needed = deregisters_without_lock(provider, Version::running());
         Self(
-            is_needed
-                .then(|| Box::new(Locks { created_in: ForkGeneration::now(), progress, deferred })),
+            is_needed.then(|| {
+                Box::new(Locks { created_in: ForkGeneration::current(), progress, deferred })
+            }),
         )
     }
 
@@ -136,7 +136,7 @@ impl DeferredDeregistration {
 
 impl Drop for Locks {
     fn drop(&mut self) {
-        if self.created_in.is_inherited() {
+        if !self.created_in.is_current() {
             // In a forked child: threads that the child does not have may hold the locks, and
             // the deferred registrations belong to the parent.
             let deferred = self.deferred.get_mut().unwrap_or_else(PoisonError::into_inner);

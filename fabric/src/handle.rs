@@ -5,8 +5,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use libfabric_sys as sys;
+use threads::ForkGeneration;
 
-use crate::fork::ForkGeneration;
 use crate::{Error, Result};
 
 static FAILED_CLOSES: AtomicU64 = AtomicU64::new(0);
@@ -92,14 +92,14 @@ impl<T: Object> Handle<T> {
             let detail = "the provider reported success and returned no object";
             return Err(Error::new(crate::ErrorKind::Other, operation, detail));
         };
-        Ok(Self { object, created_in: ForkGeneration::now() })
+        Ok(Self { object, created_in: ForkGeneration::current() })
     }
 
     /// Is this a forked child, so that the object belongs to the parent? Then the child must
     /// not close it.
     #[inline]
     pub(crate) fn is_inherited(&self) -> bool {
-        self.created_in.is_inherited()
+        !self.created_in.is_current()
     }
 
     pub(crate) fn as_ptr(&self) -> *mut T {

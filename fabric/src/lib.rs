@@ -44,8 +44,8 @@
 //!   until its endpoint is closed, since one-sided transfers cannot be cancelled.
 //! - Every wait has a deadline. No value returned by libfabric causes a panic.
 //!
-//! Modules, each importing only those before it: `error`, `flags`, `fork`, `handle`, `hazard`,
-//! `kind`, `local_address`, `lock`, `version`, `waiting`, `quirks`, `capabilities`, `host_memory`,
+//! Modules, each importing only those before it: `error`, `flags`, `handle`, `hazard`,
+//! `kind`, `local_address`, `version`, `waiting`, `quirks`, `capabilities`, `host_memory`,
 //! `deregistration`, `fabric`, `shm_files`, `offer`, `query`, `event`, `domain`, `address`, `counter`,
 //! `memory`, `queue`, `endpoint`, `choice`, `ring`, `provider_objects`,
 //! `emulated`.
@@ -65,13 +65,11 @@ mod error;
 mod event;
 mod fabric;
 mod flags;
-mod fork;
 mod handle;
 mod hazard;
 mod host_memory;
 mod kind;
 mod local_address;
-mod lock;
 mod memory;
 mod offer;
 #[cfg(any(test, feature = "fault-injection"))]

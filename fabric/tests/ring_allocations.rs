@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use fabric::ring::{LaneSet, NotifyMode, Port, PortEvent, Pushed, RingOptions};
 use fabric::{
     Access, AddressVector, Caps, CompletionQueue, Domain, Endpoint, EndpointKind, HostMemory,
-    Offer, Order, Peer, Query, registrations,
+    Offer, Peer, Query, registrations,
 };
 use testkit::allocations::{CountingAllocator, of_all_threads};
 
@@ -40,7 +40,6 @@ fn offer(notify: NotifyMode) -> Offer {
         NotifyMode::Message => {
             query.caps(Caps::MESSAGE | Caps::TAGGED | Caps::RMA).first().unwrap()
         }
-        NotifyMode::Polling => query.order(Order::WRITE_AFTER_WRITE).first().unwrap(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Headers, notifications and flags come from the writer of a ring.
+//! Headers and notifications come from the writer of a ring.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

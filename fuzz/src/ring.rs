@@ -47,11 +47,6 @@ impl Memory {
         found.try_into().expect("the slice has a header's length")
     }
 
-    fn flag(&self, at: u64) -> u64 {
-        let found = &self.ring[at as usize..at as usize + 8];
-        u64::from_le_bytes(found.try_into().expect("the slice has eight bytes"))
-    }
-
     fn write(&mut self, is_apart: bool, slot: u64, bytes: &[u8]) {
         let memory = if is_apart { &mut self.headers } else { &mut self.ring };
         let at = (slot * HEADER_LEN) as usize % memory.len();
@@ -66,8 +61,7 @@ impl Memory {
 pub fn play(script: &[u8]) -> usize {
     let mut script = Script(script);
     let layout =
-        [ChunkLayout::InlineHeader, ChunkLayout::SeparateHeader, ChunkLayout::TrailingFlag]
-            [script.byte() as usize % 3];
+        [ChunkLayout::InlineHeader, ChunkLayout::SeparateHeader][script.byte() as usize % 2];
     let geometry = RingGeometry::new(CAPACITY, RING).expect("a valid geometry").with_layout(layout);
     let mut reader = ReaderState::new(geometry, EPOCH, CAPACITY / 4);
     let headers = vec![0; (geometry.max_chunks() * HEADER_LEN) as usize];
@@ -105,7 +99,7 @@ pub fn play(script: &[u8]) -> usize {
                 }
                 memory.write(layout == ChunkLayout::SeparateHeader, slot, &bytes);
             }
-            // A header with a valid checksum, and a flag after its payload.
+            // A header with a valid checksum.
             3 => {
                 let slot = script.byte();
                 let odd = script.byte();
@@ -121,9 +115,6 @@ pub fn play(script: &[u8]) -> usize {
                     topic: script.byte() as u32,
                 };
                 memory.write(layout == ChunkLayout::SeparateHeader, slot, &header.encode());
-                let flag = script.take::<8>();
-                let at = (script.number() * 8 % CAPACITY) as usize;
-                memory.ring[at..at + 8].copy_from_slice(&flag);
             }
             4 => {
                 let credited_head = reader.credit(script.byte() & 1 == 0);
@@ -136,9 +127,6 @@ pub fn play(script: &[u8]) -> usize {
                 assert!(reader.head() >= before, "the head went back");
             }
             _ => {
-                if layout == ChunkLayout::TrailingFlag {
-                    reader.poll(|location| memory.look(location), |at| memory.flag(at));
-                }
                 let arrived = match reader.take(|location| memory.look(location)) {
                     Ok(Some(arrived)) => arrived,
                     Ok(None) => continue,

@@ -4,11 +4,12 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
+use threads::lock;
+
 use crate::device::Device;
 use crate::device_name::DeviceName;
 use crate::driver::{AddressRangeDriver, PhysicalMemory};
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock::locked;
 use crate::properties::PeerAccess;
 
 /// A range of addresses, filled from its start with whole pieces of memory.
@@ -73,7 +74,7 @@ impl AddressRange {
     }
 
     pub(crate) fn is_open_to(&self, number: u32) -> bool {
-        self.open_to.contains(&number) || locked(&self.pieces).resident == Some(number)
+        self.open_to.contains(&number) || lock(&self.pieces).resident == Some(number)
     }
 
     /// Allocates memory and maps it behind the last piece.
@@ -81,7 +82,7 @@ impl AddressRange {
         let operation = "allocate memory";
         let driver = self.device.driver(operation)?;
         let length = rounded(&self.device, operation, length)?;
-        let mut pieces = locked(&self.pieces);
+        let mut pieces = lock(&self.pieces);
         let charged = self.device.charge(operation, length)?;
         let physical = driver.create(length)?;
         self.map(&mut pieces, physical, length, self.device.name().number, true)?;
@@ -94,7 +95,7 @@ impl AddressRange {
         let operation = "import memory";
         let driver = self.device.driver(operation)?;
         let length = rounded(&self.device, operation, claimed)?;
-        let mut pieces = locked(&self.pieces);
+        let mut pieces = lock(&self.pieces);
         if pieces.is_at_end {
             let granularity = self.device.properties().granularity;
             let detail = format!("the previous piece is not a multiple of {granularity} bytes");
@@ -156,7 +157,7 @@ impl AddressRange {
 
     /// The file descriptor of a piece, and its length.
     pub(crate) fn export(&self, number: usize) -> Result<(OwnedFd, u64)> {
-        let pieces = locked(&self.pieces);
+        let pieces = lock(&self.pieces);
         let Some(piece) = pieces.list.get(number) else {
             let detail = format!("piece {number} of {}", pieces.list.len());
             return Err(Error::new("export memory", ErrorKind::OutOfBounds, detail));
@@ -166,13 +167,13 @@ impl AddressRange {
 
     /// The device of the pieces, if there are any.
     pub(crate) fn resident(&self) -> Option<DeviceName> {
-        let number = locked(&self.pieces).resident?;
+        let number = lock(&self.pieces).resident?;
         Some(DeviceName { number, ..self.device.name() })
     }
 
     /// Lengths of the pieces.
     pub(crate) fn lengths(&self) -> Vec<u64> {
-        locked(&self.pieces).list.iter().map(|piece| piece.length).collect()
+        lock(&self.pieces).list.iter().map(|piece| piece.length).collect()
     }
 }
 

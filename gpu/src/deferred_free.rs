@@ -13,8 +13,9 @@ use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use threads::lock;
+
 use crate::device_name::Implementation;
-use crate::lock::locked;
 use crate::stream_waits::{FreeGuard, any_stream_waits};
 
 /// Memory without users that is to be freed.
@@ -39,7 +40,7 @@ pub(crate) struct DeferredFrees {
 impl DeferredFrees {
     pub(crate) fn push(&self, deferred_free: DeferredFree) {
         self.count.fetch_add(1, Ordering::AcqRel);
-        locked(&self.all).push(deferred_free);
+        lock(&self.all).push(deferred_free);
     }
 
     /// Frees all memory by this function, if the guard is available and no stream waits. Then
@@ -58,7 +59,7 @@ impl DeferredFrees {
             return;
         }
         loop {
-            let freed = std::mem::take(&mut *locked(&self.all));
+            let freed = std::mem::take(&mut *lock(&self.all));
             if freed.is_empty() {
                 return;
             }
@@ -97,7 +98,7 @@ impl DeferredFrees {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
-        let mut all = locked(&self.all);
+        let mut all = lock(&self.all);
         let found = all.iter().enumerate().find_map(|(at, one)| Some((at, is_wanted(one)?)));
         let (at, found) = found?;
         let deferred_free = all.swap_remove(at);

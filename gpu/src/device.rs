@@ -7,14 +7,14 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Weak};
 
+use threads::{ForkGeneration, lock};
+
 use crate::budget::Budget;
 use crate::deferred_free::{DeferredFree, DeferredFrees};
 use crate::device_name::{DeviceName, Implementation};
 use crate::driver::DeviceDriver;
 use crate::error::{Error, ErrorKind, Result};
-use crate::fork::ForkGeneration;
 use crate::legacy_handle::Table;
-use crate::lock::locked;
 use crate::pointer_attributes::{Allocator, PointerAttributes};
 use crate::properties::{PeerAccess, Properties, Uuid};
 use crate::stream_waits::FreeGuard;
@@ -70,7 +70,7 @@ impl DeviceInner {
             DeferredFree::Host { address, .. } => unsafe { self.driver.unregister(*address) },
             DeferredFree::Legacy { bytes } => {
                 // Closed under the table's lock, so that the next user opens it again.
-                locked(&self.legacy).close(bytes).map_or(Ok(()), |address| {
+                lock(&self.legacy).close(bytes).map_or(Ok(()), |address| {
                     // SAFETY: opened here; no slice, thus no operation, was left.
                     unsafe { self.driver.legacy_close(address) }
                 })
@@ -188,7 +188,7 @@ impl Device {
     /// [`Unavailable`](ErrorKind::Unavailable) with the reason if there is no driver;
     /// [`NoSuchDevice`](ErrorKind::NoSuchDevice).
     pub fn open(name: DeviceName) -> Result<Self> {
-        let mut open = locked(&OPEN);
+        let mut open = lock(&OPEN);
         let found = open
             .get(&name)
             .and_then(Weak::upgrade)
@@ -203,7 +203,7 @@ impl Device {
         let budget = Budget::new(driver.properties().total_memory);
         let inner = Arc::new(DeviceInner {
             name,
-            fork_generation: ForkGeneration::now(),
+            fork_generation: ForkGeneration::current(),
             driver,
             budget,
             peers: AtomicU64::new(0),
@@ -448,7 +448,9 @@ impl Device {
 
     /// The driver, unless the process forked.
     pub(crate) fn driver(&self, operation: &'static str) -> Result<&dyn DeviceDriver> {
-        self.0.fork_generation.check(operation).map_err(|error| error.on(self.0.name))?;
+        if !self.is_current() {
+            return Err(Error::forked(operation).on(self.0.name));
+        }
         Ok(&*self.0.driver)
     }
 
@@ -488,7 +490,7 @@ impl Device {
 
     /// The legacy handles that are open for this device.
     pub(crate) fn legacy_table(&self) -> MutexGuard<'_, Table> {
-        locked(&self.0.legacy)
+        lock(&self.0.legacy)
     }
 }
 

@@ -76,6 +76,13 @@ impl Error {
         error
     }
 
+    /// A forked child uses a handle of its parent.
+    pub(crate) fn forked(operation: &'static str) -> Self {
+        let detail = "the handle belongs to the parent process; a driver does not survive a fork. \
+                      Use devices in a process that was started with exec";
+        Self::new(operation, ErrorKind::Forked, detail)
+    }
+
     pub(crate) fn with_code(mut self, code: i64) -> Self {
         self.0.code = Some(code);
         self

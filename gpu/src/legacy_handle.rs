@@ -9,9 +9,10 @@ use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use threads::lock;
+
 use crate::driver::DeviceDriver;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock::locked;
 
 /// A range of another process's allocation.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -50,7 +51,7 @@ struct Entry {
 static OWN_HANDLES: Mutex<BTreeSet<[u8; 64]>> = Mutex::new(BTreeSet::new());
 
 pub(crate) fn remember_own_handle(bytes: [u8; 64]) {
-    locked(&OWN_HANDLES).insert(bytes);
+    lock(&OWN_HANDLES).insert(bytes);
 }
 
 /// Number of open handles in the whole process.
@@ -72,7 +73,7 @@ impl Table {
     ) -> Result<(u64, u64)> {
         self.acquire(bytes, || {
             let opened = driver.legacy_open(bytes);
-            if opened.is_err() && locked(&OWN_HANDLES).contains(&bytes) {
+            if opened.is_err() && lock(&OWN_HANDLES).contains(&bytes) {
                 let detail = "it is cudaMalloc memory of this process, which only others open";
                 return Err(Error::new("open legacy handle", ErrorKind::InvalidHandle, detail));
             }
@@ -130,7 +131,7 @@ fn with_other_pid(mut bytes: [u8; 64], own: u32) -> Option<[u8; 64]> {
     const PID_BYTES: std::ops::Range<usize> = 8..12;
     /// Above the largest process id of Linux.
     const UNUSED_PID: u32 = 1 << 30;
-    let is_own = locked(&OWN_HANDLES).contains(&bytes);
+    let is_own = lock(&OWN_HANDLES).contains(&bytes);
     if is_own || bytes[PID_BYTES] != own.to_ne_bytes() {
         return None;
     }

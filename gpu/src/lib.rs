@@ -17,7 +17,7 @@
 //! This crate has no knowledge of networks, or of what other processes do with exported memory.
 //!
 //! Modules, each importing only those before it: `device_name`, `error`, `properties`,
-//! `pointer_attributes`, `fork`, `lock`, `budget`, `checksum`, `reuse`, `waiting`, `driver`,
+//! `pointer_attributes`, `budget`, `checksum`, `reuse`, `waiting`, `driver`,
 //! `stream_waits`, `deferred_free`, `legacy_handle`, `cuda`, `emulated`, `device`, `link_counters`,
 //! `event`, `address_range`, `foreign`, `memory`, `importer`, `stream`, `block_allocator`, `pool`.
 
@@ -34,11 +34,9 @@ pub mod emulated;
 mod error;
 mod event;
 mod foreign;
-mod fork;
 mod importer;
 mod legacy_handle;
 mod link_counters;
-mod lock;
 mod memory;
 mod pointer_attributes;
 mod pool;

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use threads::lock;
+
 use crate::block_allocator::{BlockAllocator, rounded};
 use crate::device::Device;
 use crate::device_name::DeviceName;
 use crate::error::{Error, ErrorKind, Result, proves_idle};
 use crate::event::Point;
-use crate::lock::locked;
 use crate::memory::Memory;
 
 const ALLOCATE: &str = "allocate from pool";
@@ -159,7 +160,7 @@ impl Pool {
             let detail = format!("{length} bytes");
             return Err(Error::new(ALLOCATE, ErrorKind::InvalidArgument, detail));
         };
-        let mut state = locked(&self.state);
+        let mut state = lock(&self.state);
         let found = match state.take_of_stream(length, stream, follow) {
             Some(block) => Some(block),
             None => {
@@ -180,7 +181,7 @@ impl Pool {
 
     /// `point` is the end of the work that was in the stream; None if that is not known.
     fn free_after(&self, address: u64, stream: u64, point: Option<Point>) -> bool {
-        let mut state = locked(&self.state);
+        let mut state = lock(&self.state);
         let Some(length) = state.blocks.length(address) else { return false };
         if !state.freed.insert(address) {
             return false;
@@ -194,7 +195,7 @@ impl Pool {
 
     /// Gives all unused segments back to the device.
     pub fn trim(&self) {
-        let mut state = locked(&self.state);
+        let mut state = lock(&self.state);
         self.collect(&mut state);
         state.release_idle(0);
     }
@@ -202,14 +203,14 @@ impl Pool {
     /// Memory in use, and the events so far.
     #[must_use]
     pub fn statistics(&self) -> PoolStatistics {
-        locked(&self.state).statistics
+        lock(&self.state).statistics
     }
 
     /// The memory of the device that contains this address; None if it is not of the pool. It is in
     /// one piece, and exists as long as blocks of it are in use.
     #[must_use]
     pub fn segment(&self, address: u64) -> Option<Memory> {
-        let state = locked(&self.state);
+        let state = lock(&self.state);
         let (start, memory) = state.segments.range(..=address).next_back()?;
         (address - start < memory.length()).then(|| memory.clone())
     }

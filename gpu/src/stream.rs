@@ -17,13 +17,13 @@ use crate::device::Device;
 use crate::driver::{DeviceDriver, EventDriver, PinnedBuffer, StreamDriver};
 use crate::error::{Error, ErrorKind, Result, proves_idle};
 use crate::event::{Event, Point};
-use crate::lock::locked;
 use crate::memory::{Memory, MemoryInner, Slice};
 use crate::reuse::ReusePool;
 use crate::stream_waits::StreamWaits;
 use crate::waiting;
 
 pub use copy_blocks::{Block, CopyMethod};
+use threads::lock;
 
 /// Number of operations after which the stream records an event of its own, so that memory is
 /// released even if no caller waits for the stream.
@@ -312,10 +312,10 @@ impl Stream {
     pub fn synchronize(&self, timeout: Duration) -> Result<()> {
         let operation = "synchronize stream";
         let driver = self.device.driver(operation)?;
-        let last = self.mark(driver, &mut locked(&self.in_flight))?;
+        let last = self.mark(driver, &mut lock(&self.in_flight))?;
         waiting::wait_until(operation, timeout, || driver.is_event_done(&*last))
             .map_err(|error| error.on(self.device.name()))?;
-        self.sweep(driver, locked(&self.in_flight));
+        self.sweep(driver, lock(&self.in_flight));
         Ok(())
     }
 
@@ -338,7 +338,7 @@ impl Stream {
     /// If the driver refuses.
     pub fn point(&self) -> Result<Point> {
         let driver = self.device.driver("create event")?;
-        let mut in_flight = locked(&self.in_flight);
+        let mut in_flight = lock(&self.in_flight);
         let event = self.mark(driver, &mut in_flight)?;
         // A caller that only marks and queries must get its memory back as well.
         self.sweep(driver, in_flight);
@@ -389,7 +389,7 @@ impl Stream {
         begin: impl FnOnce(&dyn StreamDriver) -> Result<()>,
     ) -> Result<()> {
         let driver = self.device.driver(operation)?;
-        let mut in_flight = locked(&self.in_flight);
+        let mut in_flight = lock(&self.in_flight);
         let before = in_flight.retained.len();
         let memory = touched.iter().map(|slice| Retained::Memory { _held: slice.memory().inner() });
         let block = block.map(|block| Retained::Block { _held: Arc::clone(block) });
@@ -452,7 +452,7 @@ impl Stream {
         done.extend(in_flight.retained.drain(..count));
         drop(in_flight);
         done.clear();
-        locked(&self.in_flight).spare = done;
+        lock(&self.in_flight).spare = done;
         self.device.try_free_deferred();
     }
 
@@ -550,7 +550,7 @@ impl Stream {
             });
         }
         let last = {
-            let mut in_flight = locked(&self.in_flight);
+            let mut in_flight = lock(&self.in_flight);
             if in_flight.retained.is_empty() && !self.waits.is_open() {
                 return Ok(());
             }
@@ -739,7 +739,7 @@ mod tests {
             stream.synchronize(DEFAULT_TIMEOUT).unwrap();
             assert!(point.is_done().unwrap());
         }
-        let in_flight = locked(&stream.in_flight);
+        let in_flight = lock(&stream.in_flight);
         assert!(in_flight.events.len() <= 3, "{} events", in_flight.events.len());
         assert!(in_flight.retained.is_empty() && in_flight.marked.is_empty());
         drop(in_flight);
@@ -747,9 +747,9 @@ mod tests {
         let points: Vec<_> = (0..2 * MAX_SPARE_EVENTS).map(|_| stream.point().unwrap()).collect();
         points.last().unwrap().wait(DEFAULT_TIMEOUT).unwrap();
         assert!(points.iter().all(|point| point.is_done().unwrap()));
-        assert_eq!(locked(&stream.in_flight).events.len(), MAX_SPARE_EVENTS);
+        assert_eq!(lock(&stream.in_flight).events.len(), MAX_SPARE_EVENTS);
         drop(points);
         drop(stream.point().unwrap());
-        assert_eq!(locked(&stream.in_flight).events.len(), MAX_SPARE_EVENTS);
+        assert_eq!(lock(&stream.in_flight).events.len(), MAX_SPARE_EVENTS);
     }
 }

@@ -4,11 +4,11 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard, TryLockError, Weak};
 
+use threads::{ForkGeneration, lock};
+
 use crate::device_name::Implementation;
 use crate::driver::{EventDriver, StreamDriver};
 use crate::error::{Result, proves_idle};
-use crate::fork::ForkGeneration;
-use crate::lock::locked;
 
 /// Read-locked while a wait starts, write-locked while memory is freed because no stream waits.
 static GATE: RwLock<()> = RwLock::new(());
@@ -77,7 +77,7 @@ impl StreamWaits {
         Arc::new(Self {
             implementation,
             stream: stream.map(Arc::downgrade),
-            fork_generation: ForkGeneration::now(),
+            fork_generation: ForkGeneration::current(),
             is_known: AtomicBool::new(false),
             started: AtomicU64::new(0),
             finished: AtomicU64::new(0),
@@ -89,7 +89,7 @@ impl StreamWaits {
     pub(crate) fn begin(self: &Arc<Self>, begin: impl FnOnce() -> Result<()>) -> Result<()> {
         let _gate = GATE.read().unwrap_or_else(PoisonError::into_inner);
         if !self.is_known.swap(true, Ordering::AcqRel) {
-            let mut waiters = locked(&WAITING_STREAMS);
+            let mut waiters = lock(&WAITING_STREAMS);
             waiters.retain(|waits| {
                 waits.upgrade().is_some_and(|waits| waits.fork_generation.is_current())
             });
@@ -106,7 +106,7 @@ impl StreamWaits {
             return;
         }
         let started = self.started.load(Ordering::Acquire);
-        let mut marker = locked(&self.marker);
+        let mut marker = lock(&self.marker);
         // The first event behind the waits proves as much, and proves it earlier.
         if marker.as_ref().is_none_or(|(before, _)| *before != started) {
             *marker = Some((started, Arc::clone(event)));
@@ -125,7 +125,7 @@ impl StreamWaits {
         }
         let started = self.started.load(Ordering::Acquire);
         // Queried without the lock: dropping objects meanwhile may query the same stream.
-        let marker = locked(&self.marker).clone();
+        let marker = lock(&self.marker).clone();
         let is_over = marker
             .is_some_and(|(before, event)| before == started && is_known_over(event.is_done()))
             || self.stream.as_ref().is_some_and(|stream| {
@@ -133,7 +133,7 @@ impl StreamWaits {
             });
         if is_over {
             self.finished.store(started, Ordering::Relaxed);
-            locked(&self.marker).take_if(|(before, _)| *before == started);
+            lock(&self.marker).take_if(|(before, _)| *before == started);
         }
         !is_over
     }
@@ -158,7 +158,7 @@ pub(crate) fn if_no_stream_waits(implementation: Implementation, free: impl FnOn
 
 /// Does a stream of this process wait?
 pub(crate) fn any_stream_waits(implementation: Implementation) -> bool {
-    let waiters: Vec<_> = locked(&WAITING_STREAMS).iter().filter_map(Weak::upgrade).collect();
+    let waiters: Vec<_> = lock(&WAITING_STREAMS).iter().filter_map(Weak::upgrade).collect();
     let mut waiters = waiters.iter().filter(|waits| waits.implementation == implementation);
     waiters.any(|waits| waits.is_waiting())
 }

@@ -5,12 +5,14 @@
 
 use std::time::{Duration, Instant};
 
+use threads::RetryBackoff;
+
 use crate::error::{Error, ErrorKind, Result};
 
 /// How long to poll without a pause: a copy of some kilobytes takes less.
 const SPIN_TIME: Duration = Duration::from_micros(30);
-const MIN_PAUSE: Duration = Duration::from_micros(10);
-const MAX_PAUSE: Duration = Duration::from_micros(500);
+const POLL_BACKOFF: RetryBackoff =
+    RetryBackoff::new(Duration::from_micros(10), Duration::from_micros(500));
 
 /// Polls until the result is true, or the time is over.
 pub(crate) fn wait_until(
@@ -19,7 +21,7 @@ pub(crate) fn wait_until(
     mut is_done: impl FnMut() -> Result<bool>,
 ) -> Result<()> {
     let start = Instant::now();
-    let mut rest = MIN_PAUSE;
+    let mut backoff = POLL_BACKOFF;
     loop {
         if is_done()? {
             return Ok(());
@@ -33,8 +35,7 @@ pub(crate) fn wait_until(
             std::hint::spin_loop();
             continue;
         }
-        std::thread::sleep(rest.min(timeout - waited));
-        rest = (rest * 2).min(MAX_PAUSE);
+        std::thread::sleep(backoff.next_pause().min(timeout - waited));
     }
 }
 

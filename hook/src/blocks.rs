@@ -2,11 +2,12 @@
 #![allow(unsafe_code)]
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use gpu::{Device, DeviceName, Memory, Pool};
 use ipc::PerProcess;
+use threads::lock;
 use transfer::{OpenedBuffer, SHORT_TOKEN_LENGTH, Share, SharedBuffer, Tensor};
 
 use crate::original::{Code, cudaDeviceSynchronize, current_device};
@@ -35,7 +36,7 @@ struct Blocks {
 static BLOCKS: PerProcess<Mutex<Blocks>> = PerProcess::new();
 
 fn blocks() -> MutexGuard<'static, Blocks> {
-    BLOCKS.get().lock().unwrap_or_else(PoisonError::into_inner)
+    lock(BLOCKS.get())
 }
 
 /// The current device; None for a request that is not handled here.

@@ -4,7 +4,7 @@
 //! which are passed as file descriptors, consists of [`words`], and stays consistent when a
 //! process dies at any instruction.
 //!
-//! Modules, each importing only those before it: `deadline`, `debug`, `page_size`, `limits`, `fork`,
+//! Modules, each importing only those before it: `deadline`, `debug`, `page_size`, `limits`,
 //! `not_inherited`, `per_process`, `participant`, `futex`, `interruption`, `words`, `lock`, `doorbell`, `marked_doorbell`, `watch`,
 //! `segment`, `crash_test`, `channel`, `pidfd`, `allocator`, `queue`.
 
@@ -15,7 +15,6 @@ pub mod crash_test;
 mod deadline;
 mod debug;
 mod doorbell;
-mod fork;
 mod futex;
 mod interruption;
 pub mod limits;
@@ -37,7 +36,6 @@ pub use allocator::{Allocator, AllocatorError, Block, BlockRange, Owner, Statist
 pub use channel::{Channel, ChannelError, ChannelListener, Credentials, DirectoryLock, Message};
 pub use deadline::deadline;
 pub use doorbell::{Doorbell, WaitStrategy};
-pub use fork::ForkGeneration;
 pub use interruption::{Interruption, sleep_interruptible};
 pub use limits::{DescriptorLimit, LimitReached};
 pub use lock::LockTimeout;
@@ -52,5 +50,6 @@ pub use queue::{
     TakenEntry,
 };
 pub use segment::{Layout, MappedWords, ReadOnlySegment, Segment, SegmentError};
+pub use threads::ForkGeneration;
 pub use watch::{DoorbellListener, DoorbellWatcher, ListenerGuard};
 pub use words::{FutexWords, LocalWords, WordRange, Words};

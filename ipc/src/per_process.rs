@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use crate::fork::ForkGeneration;
+use threads::ForkGeneration;
 
 /// A value of this process, made at the first use. A forked child makes its own, whatever state a
 /// lock in that of the parent was in; the parent's is never dropped there.

@@ -20,11 +20,12 @@ use std::fmt::Debug;
 use std::io;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Acquire;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use threads::{ForkGeneration, lock};
+
 use crate::doorbell::{Doorbell, MAX_SLEEP};
-use crate::fork::ForkGeneration;
 use crate::futex;
 use crate::words::{FutexWords, LocalWords, Words};
 
@@ -129,10 +130,6 @@ struct Registration {
     listener: Arc<dyn DoorbellListener>,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl DoorbellWatcher {
     /// With as many doorbells for each thread as the kernel allows.
     #[must_use]
@@ -164,8 +161,8 @@ impl DoorbellWatcher {
         let mut registration =
             Registration { number: 0, doorbell: Arc::new(doorbell), seen, listener };
         let fork_generation = ForkGeneration::current();
-        let mut groups = locked(&self.groups);
-        groups.retain(|group| !locked(&group.state).has_stopped);
+        let mut groups = lock(&self.groups);
+        groups.retain(|group| !lock(&group.state).has_stopped);
         for group in groups.iter() {
             match group.add(registration) {
                 Ok(number) => {
@@ -188,14 +185,14 @@ impl DoorbellWatcher {
     /// The number of threads.
     #[must_use]
     pub fn threads(&self) -> usize {
-        let is_running = |group: &&Arc<WatcherThread>| !locked(&group.state).has_stopped;
-        locked(&self.groups).iter().filter(is_running).count()
+        let is_running = |group: &&Arc<WatcherThread>| !lock(&group.state).has_stopped;
+        lock(&self.groups).iter().filter(is_running).count()
     }
 }
 
 impl WatcherThread {
     fn add(&self, mut registration: Registration) -> Result<u64, Registration> {
-        let mut state = locked(&self.state);
+        let mut state = lock(&self.state);
         if state.has_stopped || state.registrations.len() >= self.max {
             return Err(registration);
         }
@@ -211,7 +208,7 @@ impl WatcherThread {
     /// After this returns, the listener is not called any more, and no reference to it is left
     /// here.
     fn remove(&self, number: u64) {
-        let mut state = locked(&self.state);
+        let mut state = lock(&self.state);
         let found = state.registrations.iter().position(|known| known.number == number);
         let Some(at) = found else { return };
         let registration = state.registrations.swap_remove(at);
@@ -236,7 +233,7 @@ impl WatcherThread {
         let mut waiters = Vec::new();
         loop {
             let called = {
-                let mut state = locked(&self.state);
+                let mut state = lock(&self.state);
                 if state.has_stopped {
                     return;
                 }

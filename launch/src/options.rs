@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use control::launcher::{Error, ErrorKind, Result};
 use fabric::Policy;
-use pubsub::{NetworkOptions, NodeOptions};
+use pubsub::{NodeOptions, Settings};
 use transfer::AgentOptions;
 
 use crate::mailbox::FIRST_TAG;
@@ -89,8 +89,8 @@ impl GroupOptions {
         let invalid = |error: pubsub::Error| {
             Error::caused_by("read group options", ErrorKind::InvalidArgument, error)
         };
-        let node = NodeOptions::from_environment().map_err(invalid)?;
-        let network = NetworkOptions::from_environment().map_err(invalid)?;
+        let settings = Settings::from_environment().map_err(invalid)?;
+        let (node, network) = (settings.node_options(), settings.network);
         let mut options = Self::new().directory(&node.directory).label(&node.label);
         options.providers = network.policy().map_err(invalid)?;
         (options.source, options.insecure) = (network.source, network.insecure);

@@ -2,14 +2,15 @@
 //!
 //! Built on `transfer`, and with it on `fabric`, `gpu` and `ipc`.
 //!
-//! Modules, each importing only those before it: `error`, `text`, `clock`, `lock`, `log_limit`,
+//! Modules, each importing only those before it: `error`, `text`, `clock`, `log_limit`,
 //! `wake`, `interruption`, `error_mapping`, `ids`, `type_name`, `plain`, `settings`, `budgets`,
 //! `network_options`, `node_options`, `report`, `event`, `loan_limit`, `pool`, `topic`,
 //! `node_segment`, `context`, `publisher`, `subscriber`, `peers`, `replication`, `service`, `node`,
-//! `typed`, `waits`.
+//! `configuration`, `typed`, `waits`.
 
 mod budgets;
 mod clock;
+mod configuration;
 #[cfg(test)]
 mod crash_points;
 mod error;
@@ -27,7 +28,6 @@ mod context;
 mod ids;
 mod interruption;
 mod loan_limit;
-mod lock;
 mod log_limit;
 mod network_options;
 mod node;
@@ -53,11 +53,14 @@ mod waits;
 mod wake;
 
 pub use budgets::Budgets;
+pub use configuration::{
+    Form, Setting, Settings, UnknownVariable, parse_seconds, parse_size, print_size,
+};
 pub use error::{Error, ErrorKind, Result};
 pub use event::Event;
 pub use ids::{NodeId, PublisherId};
 pub use network_options::NetworkOptions;
-pub use node::{KNOWN_VARIABLES, Node, Topic, nearest_variable, report};
+pub use node::{Node, Topic, report};
 pub use node_options::{NodeOptions, ServiceMode};
 pub use plain::Plain;
 pub use pool::{DeliveryPath, Metadata, Readiness, Times};

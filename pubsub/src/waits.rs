@@ -2,13 +2,16 @@
 
 use std::time::{Duration, Instant};
 
+use threads::RetryBackoff;
+
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::On;
 use crate::text::counted;
 use crate::{Node, Publisher, Sample, Subscriber, Topic};
 
-/// Pauses between polls of state that rings no doorbell: the first, and the longest.
-const POLL_PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+/// Pauses between polls of state that rings no doorbell.
+const POLL_BACKOFF: RetryBackoff =
+    RetryBackoff::new(Duration::from_millis(1), Duration::from_millis(20));
 /// Minimum time for an answer of the service, even if the deadline is earlier.
 const MIN_ANSWER_TIME: Duration = Duration::from_millis(50);
 
@@ -17,7 +20,7 @@ fn poll_until<T>(
     deadline: Instant,
     mut look: impl FnMut() -> Result<Option<T>>,
 ) -> Result<Option<T>> {
-    let mut pause = POLL_PAUSES.0;
+    let mut backoff = POLL_BACKOFF;
     loop {
         if let Some(found) = look()? {
             return Ok(Some(found));
@@ -26,8 +29,7 @@ fn poll_until<T>(
         if left.is_zero() {
             return Ok(None);
         }
-        ipc::sleep_interruptible(pause.min(left));
-        pause = (2 * pause).min(POLL_PAUSES.1);
+        ipc::sleep_interruptible(backoff.next_pause().min(left));
     }
 }
 

@@ -43,8 +43,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             // The default directory belongs to a node. A named one may belong to an agent, with a
             // looser mode.
             check_not_a_file(&settings)?;
-            pubsub::check_directory(&settings.directory.value).map_err(with_remedy)?;
-            vec![settings.directory.value]
+            pubsub::check_directory(&settings.node.directory).map_err(with_remedy)?;
+            vec![settings.node.directory]
         }
         false => arguments.directories.clone(),
     };

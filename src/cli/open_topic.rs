@@ -3,56 +3,23 @@
 use std::time::Duration;
 
 use pubsub::{
-    Budgets, ErrorKind, MAX_TOPIC_NAME, MemoryLocation, NetworkOptions, Node, NodeOptions,
-    Publisher, Row, ServiceMode, Topic, TopicSettings,
+    ErrorKind, MAX_TOPIC_NAME, MemoryLocation, Node, NodeOptions, Publisher, Row, Setting,
+    Settings, Topic, TopicSettings,
 };
 
 use super::connectivity::{self, ConnectivityReporter, Phase};
 use super::exit::{Exit, Failure, Result};
 use super::service_wait::ServiceWait;
-use super::settings::{Service, Settings, Size};
 use super::signals::{Deadline, Signals};
 use super::text;
 
 /// Options of the library from the settings; `name` is the subcommand.
 pub(crate) fn options(settings: &Settings, name: &str) -> NodeOptions {
-    let label = settings.label.value.clone();
-    let of_size = |size: Option<Size>| size.map(|size| size.0);
-    NodeOptions {
-        directory: settings.directory.value.clone(),
-        label: label.unwrap_or_else(|| format!("fabricast {name}")),
-        service: match settings.service.value {
-            Service::Embedded => ServiceMode::Embedded,
-            Service::External => ServiceMode::External,
-        },
-        service_timeout: settings.service_timeout.value,
-        budgets: Budgets {
-            host: of_size(settings.budget_host.value),
-            device: of_size(settings.budget_device.value),
-        },
-        network: network(settings),
-        ..NodeOptions::default()
+    let mut options = settings.node_options();
+    if settings.node.label.is_empty() {
+        options.label = format!("fabricast {name}");
     }
-}
-
-/// The network of the node, if it has one.
-fn network(settings: &Settings) -> Option<NetworkOptions> {
-    let is_connected = settings.listen.value.is_some()
-        || settings.rendezvous.value.is_some()
-        || !settings.peers.value.is_empty();
-    is_connected.then(|| NetworkOptions {
-        listen: settings.listen.value,
-        peers: settings.peers.value.clone(),
-        rendezvous: settings.rendezvous.value.clone(),
-        insecure: settings.insecure.value,
-        // If empty, the library uses the label.
-        name: settings.node_name.value.clone().unwrap_or_default(),
-        provider: settings.provider.value.clone(),
-        lanes: settings.lanes.value.map_or(0, |lanes| lanes.0 as usize),
-        workers: settings.workers.value.map_or(0, |workers| workers.0 as usize),
-        source: settings.source.value,
-        lost_after: settings.lost_after.value,
-    })
+    options
 }
 
 /// Joins the node. Fails if a signal ends the process meanwhile.
@@ -71,9 +38,9 @@ pub(crate) fn join(
 /// created, so that a mistyped path is noticed.
 fn check_directory(settings: &Settings) -> Result<()> {
     check_not_a_file(settings)?;
-    let directory = &settings.directory;
-    let parent = directory.value.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let Some(parent) = parent.filter(|_| directory.is_set() && !directory.value.exists()) else {
+    let (directory, is_set) = (&settings.node.directory, settings.origin("directory").is_some());
+    let parent = directory.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let Some(parent) = parent.filter(|_| is_set && !directory.exists()) else {
         return Ok(());
     };
     let name = text::escape_control(&parent.display().to_string());
@@ -93,7 +60,7 @@ fn check_directory(settings: &Settings) -> Result<()> {
 /// Fails if the node directory is a file.
 pub(crate) fn check_not_a_file(settings: &Settings) -> Result<()> {
     let why = "it is a file, not a directory. Choose another one: --directory";
-    let is_file = settings.directory.value.metadata().is_ok_and(|found| !found.is_dir());
+    let is_file = settings.node.directory.metadata().is_ok_and(|found| !found.is_dir());
     if is_file { Err(directory_error(settings, why)) } else { Ok(()) }
 }
 
@@ -102,16 +69,15 @@ fn is_absent(error: &std::io::Error) -> bool {
 }
 
 fn directory_error(settings: &Settings, why: &str) -> Failure {
-    let directory = &settings.directory;
-    let origin = directory.origin.as_deref().unwrap_or("the default directory");
-    let path = text::escape_control(&directory.value.display().to_string());
+    let origin = settings.origin("directory").unwrap_or("the default directory");
+    let path = text::escape_control(&settings.node.directory.display().to_string());
     Failure::new(Exit::Usage, format!("{origin} is \"{path}\": {why}"))
 }
 
 /// Requests a report of the node of a directory, without joining it.
 pub(crate) fn report(settings: &Settings) -> Result<Vec<Row>> {
     check_not_a_file(settings)?;
-    let directory = settings.directory.value.clone();
+    let directory = settings.node.directory.clone();
     let service = ServiceWait::of(&directory);
     let reported = service.ask(None, move || pubsub::report(&directory))?;
     reported.map_err(|error| match error.kind() {
@@ -199,7 +165,7 @@ impl<'a> TopicRequest<'a> {
         name: &'a str,
         signals: &'a Signals,
     ) -> Result<Self> {
-        let service = ServiceWait::of(&settings.directory.value);
+        let service = ServiceWait::of(&settings.node.directory);
         let node = join(settings, options(settings, subcommand), &service, signals)?;
         Ok(Self { node, name, settings, service, signals })
     }
@@ -241,9 +207,9 @@ impl<'a> TopicRequest<'a> {
         if let Some(topic) = self.existing()? {
             return Ok(topic);
         }
-        let mut settings_for_new = self.settings.topic();
+        let mut settings_for_new = self.settings.topic;
         check_device(settings_for_new.memory)?;
-        if let (Some(size), false) = (size, self.settings.largest.is_set()) {
+        if let (Some(size), false) = (size, self.settings.origin("topic.largest").is_some()) {
             settings_for_new.largest = settings_for_new.largest.max(round_up_to_4k(size));
         }
         match self.create(settings_for_new)? {
@@ -266,7 +232,7 @@ impl<'a> TopicRequest<'a> {
         is_waiting: &mut bool,
     ) -> Result<Topic> {
         if self.settings.sets_topic() {
-            let settings_for_new = self.settings.topic();
+            let settings_for_new = self.settings.topic;
             check_device(settings_for_new.memory)?;
             let made = self.create(settings_for_new)?;
             return made.map_err(|error| self.settings_error(&settings_for_new, error));
@@ -321,16 +287,34 @@ impl<'a> TopicRequest<'a> {
 const REMEDY_OMIT: &str = "Omit all topic settings to use it as it is";
 const REMEDY_RENAME: &str = "another name. It can be recreated once no process uses it";
 
-/// The difference; None if nothing differs, as far as this process can tell.
+/// The settings that differ with their origins, and the options that open the existing topic; None
+/// if nothing differs, as far as this process can tell.
 fn difference(
     settings: &Settings,
     wanted: &TopicSettings,
     existing: &TopicSettings,
 ) -> Option<String> {
-    let (which, options) = settings.differences(wanted, existing)?;
-    Some(format!(
-        "settings differ: {which}. {REMEDY_OMIT}, or set {options}, or choose {REMEDY_RENAME}"
-    ))
+    let [wanted, existing] = [wanted, existing].map(|topic| {
+        let mut all = settings.clone();
+        all.topic = *topic;
+        all
+    });
+    let (mut which, mut options) = (Vec::new(), Vec::new());
+    for setting in Setting::all().iter().filter(|setting| setting.is_of_topics()) {
+        let (wants, has) = (setting.text(&wanted), setting.text(&existing));
+        if wants != has {
+            let (name, origin) = (setting.key(), settings.origin(setting.name));
+            let origin = origin.unwrap_or("default");
+            which.push(format!("{name} is {has}, requested was {wants} ({origin})"));
+            options.push(format!("--{} {has}", setting.option));
+        }
+    }
+    let (which, options) = (which.join("; "), options.join(" "));
+    (!which.is_empty()).then(|| {
+        format!(
+            "settings differ: {which}. {REMEDY_OMIT}, or set {options}, or choose {REMEDY_RENAME}"
+        )
+    })
 }
 
 /// Rounded up to 4 KiB: more would be reserved for each message of the topic. Not to the page size,
@@ -370,9 +354,9 @@ mod tests {
             type_name: None,
         };
         let mut settings = Settings::default();
-        settings.largest.value = Size(4 << 20);
-        settings.largest.origin = Some("option --largest".to_owned());
-        let why = difference(&settings, &settings.topic(), &there).unwrap();
+        let largest = Setting::all().iter().find(|one| one.name == "topic.largest").unwrap();
+        settings.set(largest, "4M", "option --largest").unwrap();
+        let why = difference(&settings, &settings.topic, &there).unwrap();
         for words in [
             "largest is 64KiB, requested was 4MiB (option --largest)",
             "depth is 4, requested was 16 (default)",

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, Weak};
 
 use gpu::{Block, Device, Implementation, Memory};
 use ipc::{Layout, ReadOnlySegment, Segment};
+use threads::lock;
 
 use crate::blocks::Run;
 use crate::error::{Context, Error, ErrorKind, Result, failed};
 use crate::host_copy::{CacheUse, copy, copy_rows};
-use crate::lock;
 use crate::pinned::{Backing, Pinned};
 use crate::private_memory::PrivateMemory;
 

@@ -63,8 +63,3 @@ pub use wire::MAX_LABEL_LENGTH;
 fn remaining(end: std::time::Instant) -> std::time::Duration {
     end.saturating_duration_since(std::time::Instant::now())
 }
-
-/// A poisoned mutex is used anyway: no critical section of this crate leaves its data half changed.
-fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}

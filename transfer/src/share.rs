@@ -3,7 +3,7 @@
 //! Only descriptors (or 64 bytes) are sent: no path, no process id, no capability. So it works
 //! across containers too.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use gpu::{Device, DeviceName, Importer, LegacyHandle, Memory, Slice, Uuid, WeakMemory};
 use ipc::{ForkGeneration, PerProcess};
+use threads::{DeferredDrop, DeferredValue, lock};
 
 use crate::error::{Context, Error, ErrorKind, Result, failed};
 use crate::handle::{Handle, HandleMetadata, HandleType};
 use crate::host_buffer::{HostBuffer, WeakHostBuffer};
-use crate::lock;
 use crate::region::{Buffer, Rights};
 use crate::tensor::Tensor;
 
@@ -297,7 +297,7 @@ impl OpenedBuffer {
 #[derive(Debug)]
 pub struct Opener {
     mapped: Mutex<HashMap<Key, Mapped>>,
-    kept: Arc<Mutex<Kept>>,
+    kept: DeferredDrop<KeptMapping>,
     fork_generation: ForkGeneration,
 }
 
@@ -305,19 +305,25 @@ impl Default for Opener {
     fn default() -> Self {
         Self {
             mapped: Mutex::default(),
-            kept: Arc::default(),
+            kept: DeferredDrop::default(),
             fork_generation: ForkGeneration::current(),
         }
     }
 }
 
-/// Mappings that are kept although they may be unused.
-#[derive(Debug, Default)]
-struct Kept {
-    /// Until when, ascending.
-    mappings: VecDeque<(Instant, Memory)>,
-    /// Does a thread drop them?
-    has_thread: bool,
+/// A mapping that is kept although it may be unused.
+struct KeptMapping {
+    until: Instant,
+    memory: Memory,
+}
+
+impl DeferredValue for KeptMapping {
+    const THREAD_NAME: &'static str = "fabricast-unmap";
+    const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
+    fn is_unused(&mut self) -> bool {
+        Instant::now() >= self.until
+    }
 }
 
 /// Identity of the memory, and the device that it is mapped for; None for the host.
@@ -399,22 +405,15 @@ impl Opener {
     /// owner cannot give the memory back meanwhile.
     pub(crate) fn keep(&self, opened: &OpenedBuffer) {
         let Some(memory) = opened.memory() else { return };
-        let end = Instant::now() + KEPT_FOR;
-        let mut kept = lock(&self.kept);
-        let is_same = |it: &(Instant, Memory)| it.1.identity() == memory.identity();
-        kept.mappings.retain(|mapping| !is_same(mapping));
-        kept.mappings.push_back((end, memory.clone()));
-        if kept.mappings.len() > MAX_KEPT {
-            kept.mappings.pop_front();
-        }
-        if !kept.has_thread {
-            let shared = Arc::clone(&self.kept);
-            kept.has_thread =
-                threads::spawn("fabricast-unmap", move || drop_expired(&shared)).is_ok();
-        }
-        if !kept.has_thread {
-            kept.mappings.clear();
-        }
+        let is_same = |kept: &mut KeptMapping| kept.memory.identity() == memory.identity();
+        drop(self.kept.update(|all| all.extract_if(.., is_same).collect::<Vec<_>>()));
+        let mapping = KeptMapping { until: Instant::now() + KEPT_FOR, memory: memory.clone() };
+        // Without a thread that drops them, none is kept.
+        let most = if self.kept.push(mapping).is_ok() { MAX_KEPT } else { 0 };
+        drop(self.kept.update(|all| {
+            let excess = all.len().saturating_sub(most);
+            all.drain(..excess).collect::<Vec<_>>()
+        }));
     }
 
     /// Like [`open`](Self::open), with descriptors that arrive one by one; none is requested for
@@ -487,23 +486,6 @@ pub(crate) fn check_device(
     }
     let detail = "the memory is on another device than described";
     Err(Error::new(operation, ErrorKind::WrongMemory, detail))
-}
-
-/// Drops mappings whose time is over, until none is left.
-fn drop_expired(kept: &Mutex<Kept>) {
-    loop {
-        std::thread::sleep(KEPT_FOR / 4);
-        let now = Instant::now();
-        let mut guard = lock(kept);
-        let expired = guard.mappings.iter().take_while(|(end, _)| *end <= now).count();
-        let expired: Vec<_> = guard.mappings.drain(..expired).collect();
-        if guard.mappings.is_empty() {
-            guard.has_thread = false;
-            return;
-        }
-        drop(guard);
-        drop(expired);
-    }
 }
 
 /// The buffer that is mapped under this key.

@@ -13,6 +13,7 @@ pub(crate) mod initiator;
 pub(crate) mod measurement;
 pub(crate) mod peer_watchdog;
 pub(crate) mod plan;
+pub(crate) mod polled_exchange;
 pub(crate) mod remote;
 pub(crate) mod ring_exchange;
 mod stamps;
@@ -30,6 +31,7 @@ use self::frame_channel::{FrameChannel, Received};
 use self::measurement::Layout;
 use self::peer_watchdog::{PeerWatchdog, Role, unexpected};
 use self::plan::{Exchange, Mode, Plan, STALL_TIMEOUT, Wait};
+use self::polled_exchange::SlotLayout;
 use crate::process::{cancel_stall_alarm, start_stall_alarm};
 use crate::report::{Common, rounded};
 use command::exit::{Exit, Failure};
@@ -91,6 +93,9 @@ impl ExchangeSide {
             Exchange::FabricExchange(measure) => {
                 check_size(domain.capabilities(), measure.size)?;
                 (Layout::new(measure).length(), measure.slots * 4)
+            }
+            Exchange::PolledExchange(exchange) => {
+                (SlotLayout::new(exchange, domain.capabilities())?.length(), 4096)
             }
             // Rings have their own memory.
             Exchange::RingExchange(_) => (4096, 4096),

@@ -141,6 +141,8 @@ pub(crate) enum Exchange {
     FabricExchange(FabricExchange),
     /// Messages through rings.
     RingExchange(RingExchange),
+    /// Messages through memory that the reader polls.
+    PolledExchange(RingExchange),
 }
 
 /// The plan, as it is sent to the target.

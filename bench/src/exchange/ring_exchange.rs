@@ -120,7 +120,8 @@ struct RingSide {
 /// Result of a run.
 pub(crate) struct RingResult {
     pub(crate) measured: Measured,
-    pub(crate) notify: NotifyMode,
+    /// How readers were notified.
+    pub(crate) notify: &'static str,
     /// Credits received, and how long the writer waited for them, in the measured part.
     pub(crate) credits: u64,
     pub(crate) blocked: Duration,
@@ -144,7 +145,7 @@ pub(crate) fn run(side: ExchangeSide, ring_exchange: &RingExchange) -> Result<Ri
         elapsed = start.elapsed().as_nanos() as u64;
     }
     let after = side.port.sender(side.sender)?.statistics();
-    let notify = side.port.sender(side.sender)?.notify();
+    let notify = side.port.sender(side.sender)?.notify().name();
     side.barrier()?;
     let remote = side.next_frame("what the other side found")?;
     let Frame::Verified { bytes, bad } = remote else { return Err(unexpected(remote)) };

@@ -22,6 +22,25 @@ pub(super) fn stamp(
     Ok(())
 }
 
+/// Does it have its number at both ends?
+#[inline(always)] // part of the measured time
+pub(super) fn is_stamped(
+    memory: &MemoryRegion,
+    at: usize,
+    size: usize,
+    number: u64,
+) -> Result<bool, Failure> {
+    let stamp = number.to_le_bytes();
+    let stamped = size.min(stamp.len());
+    let (mut first, mut last) = (stamp, stamp);
+    // Where they overlap the latter is right.
+    if size >= 2 * stamp.len() {
+        memory.read(at, &mut first)?;
+    }
+    memory.read(at + size - stamped, &mut last[..stamped])?;
+    Ok(first == stamp && last == stamp)
+}
+
 /// Result of checking stamps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct StampCheck {

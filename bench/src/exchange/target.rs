@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use super::frame_channel::FrameChannel;
 use super::peer_watchdog::Role;
 use super::plan::{Exchange, Plan};
-use super::{ExchangeSide, measurement, ring_exchange};
+use super::{ExchangeSide, measurement, polled_exchange, ring_exchange};
 use crate::process::{cancel_stall_alarm, pin, start_stall_alarm};
 use command::exit::{Exit, Failure};
 
@@ -50,5 +50,6 @@ pub(super) fn run_plan(
     match &plan.exchange {
         Exchange::FabricExchange(measure) => measurement::serve(side, measure),
         Exchange::RingExchange(ring_exchange) => ring_exchange::serve(side, ring_exchange),
+        Exchange::PolledExchange(exchange) => polled_exchange::serve(side, exchange),
     }
 }

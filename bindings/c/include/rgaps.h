@@ -31,8 +31,9 @@
  *   FABRICAST_LABEL                name of the process in reports
  *   FABRICAST_LISTEN, _PEERS,      the network of the node, used by the process that serves
  *   _RENDEZVOUS, _NODE_NAME,       it, as in fabricast_node_options of fabricast.h
- *   _PROVIDER, _SOURCE,            (_LOST_AFTER in seconds, _INSECURE true or false); no
- *   _LOST_AFTER, _INSECURE         network if the first three are unset
+ *   _PROVIDER, _SOURCE, _LANES,    (_LOST_AFTER in seconds, _INSECURE true or false); no
+ *   _WORKERS, _LOST_AFTER,         network if the first three are unset
+ *   _INSECURE
  *
  * Sizes may end in K, M or G, and "none" unsets an optional variable. All processes of a topic
  * need equal settings; a size, depth, loans or deadline that is not set is that of the existing

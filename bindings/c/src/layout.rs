@@ -134,8 +134,7 @@ impl RawNodeOptions {
         };
         let is_insecure = flag(operation, "insecure", self.insecure)?;
         let lost_after = time(operation, "lost_after", self.lost_after)?;
-        let how = (Some(lost_after), is_insecure, self.workers as usize);
-        network(operation, str::to_owned, text, how)
+        network(operation, text, (lost_after, is_insecure, self.workers as usize))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The network of a node, from texts of C or of the environment.
+//! The network of a node, from the texts of a structure.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -15,29 +15,27 @@ pub(crate) type FieldName = fn(&str) -> String;
 /// this node.
 pub(crate) fn network(
     operation: Operation,
-    name_of: FieldName,
     text: impl Fn(&str) -> Result<Option<String>>,
-    (lost_after, insecure, workers): (Option<Duration>, bool, usize),
+    (lost_after, insecure, workers): (Duration, bool, usize),
 ) -> Result<Option<NetworkOptions>> {
     let (listen, peers, rendezvous) = (text("listen")?, text("peers")?, text("rendezvous")?);
     let (name, provider, source) = (text("name")?, text("provider")?, text("source")?);
     if listen.is_none() && peers.is_none() && rendezvous.is_none() {
         return Ok(None);
     }
-    let defaults = NetworkOptions::default();
     let peers = peers.unwrap_or_default();
     let peers = peers.split(',').map(str::trim).filter(|peer| !peer.is_empty());
     Ok(Some(NetworkOptions {
-        listen: address(operation, &name_of("listen"), listen, str::parse)?,
+        listen: address(operation, "listen", listen, str::parse)?,
         peers: peers.map(str::to_owned).collect(),
         rendezvous,
         insecure,
         name: name.unwrap_or_default(),
         provider,
-        source: address(operation, &name_of("source"), source, local_address)?,
-        lost_after: lost_after.unwrap_or(defaults.lost_after),
+        source: address(operation, "source", source, local_address)?,
+        lost_after,
         workers,
-        ..defaults
+        ..NetworkOptions::default()
     }))
 }
 
@@ -86,30 +84,29 @@ fn local_address(text: &str) -> std::result::Result<IpAddr, String> {
 mod tests {
     use super::*;
 
-    fn of(
-        texts: &[(&str, &str)],
-        how: (Option<Duration>, bool, usize),
-    ) -> Result<Option<NetworkOptions>> {
+    const TIME: Duration = Duration::from_secs(2);
+
+    fn of(texts: &[(&str, &str)], how: (Duration, bool, usize)) -> Result<Option<NetworkOptions>> {
         let text = |name: &str| {
             Ok(texts.iter().find(|(is, _)| *is == name).map(|(_, text)| (*text).to_owned()))
         };
-        network(c"test", str::to_owned, text, how)
+        network(c"test", text, how)
     }
 
     #[test]
     fn no_addresses_means_no_network() {
-        assert_eq!(of(&[("name", "here")], (None, true, 0)).unwrap(), None);
+        assert_eq!(of(&[("name", "here")], (TIME, true, 0)).unwrap(), None);
     }
 
     #[test]
     fn texts_are_converted_to_options() {
         let texts =
             [("listen", "127.0.0.1:7007"), ("peers", "one:1, two:2,"), ("source", "127.0.0.0/8")];
-        let network = of(&texts, (Some(Duration::from_secs(2)), false, 3)).unwrap().unwrap();
+        let network = of(&texts, (TIME, false, 3)).unwrap().unwrap();
         assert_eq!(network.listen, Some("127.0.0.1:7007".parse().unwrap()));
         assert_eq!(network.peers, ["one:1", "two:2"]);
         assert_eq!(network.source, Some("127.0.0.1".parse().unwrap()));
-        assert_eq!((network.lost_after, network.workers), (Duration::from_secs(2), 3));
+        assert_eq!((network.lost_after, network.workers), (TIME, 3));
         assert!(!network.insecure);
     }
 
@@ -117,7 +114,7 @@ mod tests {
     fn useless_options_are_errors_with_the_callers_names() {
         let variable: FieldName = |field| format!("FABRICAST_{}", field.to_uppercase());
         let refused = |texts: &[(&str, &str)], name_of: FieldName| {
-            let network = of(texts, (None, false, 0)).unwrap();
+            let network = of(texts, (TIME, false, 0)).unwrap();
             let options = NodeOptions { network, ..NodeOptions::default() };
             check(c"test", name_of, &options).unwrap_err().message()
         };
@@ -138,7 +135,7 @@ mod tests {
 
     #[test]
     fn invalid_address_is_an_error_with_its_name() {
-        let failure = of(&[("listen", "here")], (None, false, 0)).unwrap_err();
+        let failure = of(&[("listen", "here")], (TIME, false, 0)).unwrap_err();
         assert!(failure.message().contains("listen is \"here\""), "{failure:?}");
     }
 }

@@ -10,7 +10,6 @@ use std::time::Instant;
 
 use pubsub::{ErrorKind, Node, NodeOptions, Topic};
 
-use self::environment::{Environment, variable_of};
 use crate::failure::{Failure, Operation, Result};
 use crate::ffi::{CallerRange, Text, export};
 use crate::handle::{Handle, kind};
@@ -75,6 +74,7 @@ fn node(
     {
         return Ok(node);
     }
+    let variable_of = |field: &str| format!("FABRICAST_{}", field.to_uppercase());
     network::check(operation, variable_of, &options)?;
     // Another thread may have failed to join meanwhile, while this one waited.
     options.service_timeout = options.service_timeout.saturating_sub(start.elapsed());
@@ -87,13 +87,12 @@ fn node(
 /// from an existing topic's.
 fn topic(operation: Operation, name: &str) -> Result<(Arc<Node>, Topic)> {
     variables::warn_misspelt();
-    let environment = Environment::of_process(operation);
-    let (settings, options) = (environment.topic_settings()?, environment.node_options()?);
-    let node = node(operation, &Registry::current().simple_node, options)?;
-    let topic = match node.topic(name, &settings) {
+    let settings = environment::read(operation, |name| std::env::var_os(name))?;
+    let node = node(operation, &Registry::current().simple_node, settings.node_options())?;
+    let topic = match node.topic(name, &settings.topic) {
         Err(error) if error.kind() == ErrorKind::SettingsDiffer => {
             let topic = node.open(name)?;
-            if !environment.allows(&settings, &topic.settings()?) {
+            if !environment::allows(&settings, &topic.settings()?) {
                 return Err(error.into());
             }
             topic

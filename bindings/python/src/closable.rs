@@ -1,6 +1,8 @@
 //! Objects that several threads use, until one closes them.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
+
+use threads::lock;
 
 use crate::failure::{Failure, Result};
 
@@ -19,7 +21,7 @@ impl<T> Closable<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<T>> {
-        self.value.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.value)
     }
 
     fn closed(&self, operation: &'static str) -> Failure {

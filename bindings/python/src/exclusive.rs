@@ -1,10 +1,11 @@
 //! Objects that one thread at a time uses.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use threads::lock;
 
 use crate::failure::{Failure, Result};
 
@@ -29,7 +30,7 @@ impl<T: Send> Exclusive<T> {
 
     fn lock(&self) -> MutexGuard<'_, Option<T>> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        let guard = self.value.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = lock(&self.value);
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         guard
     }

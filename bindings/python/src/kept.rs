@@ -4,11 +4,12 @@
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use ipc::PerProcess;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use threads::lock;
 
 use crate::array::Source;
 
@@ -16,7 +17,7 @@ use crate::array::Source;
 static UNUSED: PerProcess<Mutex<Vec<Unused>>> = PerProcess::new();
 
 fn unused() -> MutexGuard<'static, Vec<Unused>> {
-    UNUSED.get().lock().unwrap_or_else(PoisonError::into_inner)
+    lock(UNUSED.get())
 }
 
 struct Unused {

@@ -3,12 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use gpu::{DEFAULT_TIMEOUT, Device, DeviceName};
 use ipc::PerProcess;
 use pubsub::MemoryLocation;
 use pyo3::prelude::*;
+use threads::lock;
 use transfer::{Buffer, HostBuffer};
 
 use crate::array::{Array, Owner, Source, SourceDevice, data_type_of};
@@ -52,10 +53,6 @@ impl Drop for OwnMemory {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(crate) fn address_of(buffer: &Buffer) -> u64 {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ipc::WaitStrategy;
-use pubsub::{NetworkOptions, Node, NodeOptions, ServiceMode, TopicSettings};
+use pubsub::{Node, ServiceMode, Settings, TopicSettings};
 use pyo3::prelude::*;
 
 use crate::array;
@@ -91,9 +91,10 @@ impl PyNode {
         provider: Option<String>,
         source: Option<&str>,
     ) -> Result<Self> {
-        let mut options = NodeOptions::from_environment()?;
-        options.directory = directory.unwrap_or(options.directory);
-        options.label = label.unwrap_or(options.label);
+        let mut settings = Settings::from_environment()?;
+        let options = &mut settings.node;
+        options.directory = directory.unwrap_or_else(|| std::mem::take(&mut options.directory));
+        options.label = label.unwrap_or_else(|| std::mem::take(&mut options.label));
         if let Some(name) = service {
             options.service = service_mode(name)?;
         }
@@ -105,32 +106,23 @@ impl PyNode {
         if let Some(name) = waiting {
             options.waiting = wait_strategy(name)?;
         }
-        let is_networked = listen.is_some() || peers.is_some() || rendezvous.is_some();
-        let mut network = match options.network.take() {
-            None if is_networked => Some(NetworkOptions::from_environment()?),
-            network => network,
-        };
-        if let Some(network) = &mut network {
-            if let Some(address) = listen {
-                let parsed = address.parse().map_err(|_| {
-                    let cause =
-                        format!("listen=\"{address}\": an address with a port, as 10.0.0.1:7700");
-                    Failure::invalid(JOIN, cause)
-                })?;
-                network.listen = Some(parsed);
-            }
-            network.peers = peers.unwrap_or_else(|| std::mem::take(&mut network.peers));
-            network.rendezvous = rendezvous.or(network.rendezvous.take());
-            network.insecure = insecure.unwrap_or(network.insecure);
-            network.provider = provider.or(network.provider.take());
-            if let Some(source) = source {
-                let parsed = source.parse().map_err(|_| {
-                    Failure::invalid(JOIN, format!("source=\"{source}\": an address as 10.0.0.1"))
-                })?;
-                network.source = Some(parsed);
-            }
+        let network = &mut settings.network;
+        if let Some(address) = listen {
+            let parsed = address.parse().map_err(|_| {
+                let cause =
+                    format!("listen=\"{address}\": an address with a port, as 10.0.0.1:7700");
+                Failure::invalid(JOIN, cause)
+            })?;
+            network.listen = Some(parsed);
         }
-        options.network = network;
+        network.peers = peers.unwrap_or_else(|| std::mem::take(&mut network.peers));
+        network.rendezvous = rendezvous.or(network.rendezvous.take());
+        network.insecure = insecure.unwrap_or(network.insecure);
+        network.provider = provider.or(network.provider.take());
+        if let Some(source) = source {
+            network.source = Some(::fabric::local_address(source)?);
+        }
+        let options = settings.node_options();
         let node = interruptibly(py, JOIN, move || Node::join(options))?;
         Ok(Self::of(node))
     }

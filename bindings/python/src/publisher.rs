@@ -2,12 +2,13 @@
 #![allow(unsafe_code)]
 
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use gpu::{Block, CopyMethod, DEFAULT_TIMEOUT, Device, DeviceName};
 use pubsub::{Attempt, Loan, MAX_METADATA, Publisher, Sent};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
+use threads::lock;
 
 use crate::array::{Array, Owner, Source, SourceDevice, data_type_of, gather};
 use crate::closable::Closable;
@@ -368,7 +369,7 @@ impl LoanMemory {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Loan>> {
-        self.loan.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.loan)
     }
 }
 
@@ -439,7 +440,7 @@ fn published(operation: &'static str) -> Failure {
 
 impl PyLoan {
     fn memory(&self) -> MutexGuard<'_, Option<Arc<LoanMemory>>> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.memory)
     }
 }
 

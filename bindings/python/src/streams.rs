@@ -2,9 +2,10 @@
 #![allow(unsafe_code)]
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use gpu::{Device, DeviceName, Point, Stream};
+use threads::lock;
 
 use crate::failure::Result;
 
@@ -15,13 +16,13 @@ pub(crate) struct UsingStreams(Mutex<BTreeSet<u64>>);
 impl UsingStreams {
     /// Work on this stream uses it from now on.
     pub(crate) fn add(&self, handle: u64) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(handle);
+        lock(&self.0).insert(handle);
     }
 
     /// Is the work on all of them done? Then nothing has to be ordered behind it: even an event costs
     /// a switch between the processes that use a device.
     pub(crate) fn are_done(&self, device: DeviceName) -> Result<bool> {
-        let handles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let handles = lock(&self.0);
         for handle in handles.iter() {
             if !adopt(device, *handle)?.is_done()? {
                 return Ok(false);
@@ -32,7 +33,7 @@ impl UsingStreams {
 
     /// One stream that waits for the work on all of them; None if there are none.
     pub(crate) fn joined(&self, device: DeviceName) -> Result<Option<Stream>> {
-        let handles = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let handles = lock(&self.0).clone();
         let mut joined: Option<(Stream, u64)> = None;
         for handle in handles {
             let stream = adopt(device, handle)?;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pubsub::{Event, MemoryLocation, Sample, Subscriber};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
+use threads::lock;
 
 use crate::array::{Array, Owner};
 use crate::closable::Closable;
@@ -183,7 +184,7 @@ struct SampleMemory {
 
 impl SampleMemory {
     fn with<T>(&self, call: impl FnOnce(&Sample) -> T) -> Option<T> {
-        self.sample.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(call)
+        lock(&self.sample).as_ref().map(call)
     }
 }
 

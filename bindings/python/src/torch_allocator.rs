@@ -5,12 +5,13 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use gpu::{Device, DeviceName, Memory, Pool};
 use ipc::PerProcess;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use threads::lock;
 
 use crate::failure::Result;
 
@@ -18,7 +19,7 @@ use crate::failure::Result;
 static POOLS: PerProcess<Mutex<HashMap<u32, Arc<Pool>>>> = PerProcess::new();
 
 fn pool_of(number: u32) -> gpu::Result<Arc<Pool>> {
-    let mut pools = POOLS.get().lock().unwrap_or_else(PoisonError::into_inner);
+    let mut pools = lock(POOLS.get());
     if let Some(pool) = pools.get(&number) {
         return Ok(Arc::clone(pool));
     }
@@ -29,7 +30,7 @@ fn pool_of(number: u32) -> gpu::Result<Arc<Pool>> {
 
 /// The memory of a pool that contains these bytes of a device.
 pub(crate) fn find_in_pool(number: u32, address: u64, length: u64) -> Option<Memory> {
-    let pools = POOLS.get().lock().unwrap_or_else(PoisonError::into_inner);
+    let pools = lock(POOLS.get());
     let memory = pools.get(&number)?.segment(address)?;
     (address + length <= memory.address() + memory.length()).then_some(memory)
 }

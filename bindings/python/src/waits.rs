@@ -1,6 +1,6 @@
 //! Waits: without the lock of the interpreter, and ended by Ctrl-C.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, Sender};
@@ -8,6 +8,7 @@ use gpu::{DEFAULT_TIMEOUT, Stream};
 use ipc::PerProcess;
 use pyo3::marker::Ungil;
 use pyo3::prelude::*;
+use threads::lock;
 
 use crate::failure::{Failure, Result};
 
@@ -117,7 +118,7 @@ static IDLE: PerProcess<Mutex<Vec<Sender<Job>>>> = PerProcess::new();
 const IDLE_TIME: Duration = Duration::from_secs(5);
 
 fn idle() -> MutexGuard<'static, Vec<Sender<Job>>> {
-    IDLE.get().lock().unwrap_or_else(PoisonError::into_inner)
+    lock(IDLE.get())
 }
 
 /// Runs a job in a thread that waits for one, or in a new one.

@@ -13,11 +13,14 @@
 //! | `envelope` | what each rank contributes to the exchange: its version, its bytes or its failure |
 //! | `text` | bytes as text, for exchanges of text |
 //! | `presence` | which ranks of this machine have started, to name the missing ones |
+//! | `bounded_call` | calls that may never return, on threads that can be abandoned |
+//! | `resolve` | addresses of hosts |
 //! | `single` | a job of one rank |
 //! | `pmi/`, `pmix/`, `tcp_store/` | the launchers' protocols |
 //! | `detect` | which launcher started this process |
 //! | `start` | connects to it |
 
+mod bounded_call;
 mod detect;
 mod envelope;
 mod environment;
@@ -26,6 +29,7 @@ mod exchange;
 mod pmi;
 mod pmix;
 mod presence;
+mod resolve;
 mod single;
 mod start;
 mod tcp_store;

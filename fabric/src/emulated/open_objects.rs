@@ -9,9 +9,9 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use libfabric_sys as sys;
+use threads::lock;
 
 use super::{DEPTH, Fault};
-use crate::lock::lock;
 
 const AGAIN: isize = -(sys::FI_EAGAIN as isize);
 const INVALID: isize = -(sys::FI_EINVAL as isize);

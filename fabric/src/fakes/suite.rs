@@ -254,7 +254,7 @@ impl Rings {
         // Returns credit in larger steps, or all released credit at once.
         let watermark = if self.seed.is_multiple_of(2) { 0 } else { capacity / 4 };
         // Bytes accompany separate headers, where the provider writes only one piece.
-        let is_separate = self.domain.capabilities().limits.iov_limit < 2 && mode != Polling;
+        let is_separate = self.domain.capabilities().limits.iov_limit < 2;
         let inline_data = if is_separate && self.seed.is_multiple_of(2) { 100 } else { 0 };
         RingOptions { capacity, watermark, notify: mode, completed_messages, inline_data }
     }
@@ -339,7 +339,7 @@ impl Rings {
             self.progress();
         }
         self.writer.drop_sender(writing);
-        while mode != Polling && !self.reader.receiver(reading).unwrap().is_end_of_stream() {
+        while !self.reader.receiver(reading).unwrap().is_end_of_stream() {
             self.progress();
         }
         let statistics = self.reader.close_receiver(reading).unwrap();
@@ -370,8 +370,7 @@ fn rings(profile: ProviderProfile, forms: &[NotifyMode], seed: u64) {
             with(|network| {
                 // The tested event has happened.
                 assert!(network.rejected_posts > 100);
-                // The polling form needs ordered writes.
-                assert!(mode == Polling || network.reordered > 100, "{}", network.reordered);
+                assert!(network.reordered > 100, "{}", network.reordered);
                 let fills = profile.automatic_progress && mode == Immediate;
                 assert!(!fills || network.most_entries > 6, "{}", network.most_entries);
             });
@@ -490,7 +489,7 @@ fn settle(initiator: &mut Side, responder: &mut Side, mut pending: usize) {
     }
 }
 
-use NotifyMode::{Immediate, Message, Polling};
+use NotifyMode::{Immediate, Message};
 
 macro_rules! on_each {
     ($($name:ident = $profile:expr, $forms:expr;)*) => {$(
@@ -533,8 +532,8 @@ on_each! {
     efa_by_single_pieces = ProviderProfile { iov_limit: 1, ..EFA_DIRECT }, [Immediate, Message];
     cxi = CXI, [Message];
     opx = OPX, [Immediate];
-    psm3 = PSM3, [Immediate, Message, Polling];
-    psm3_without_data = ProviderProfile { data_size: 0, ..PSM3 }, [Message, Polling];
+    psm3 = PSM3, [Immediate, Message];
+    psm3_without_data = ProviderProfile { data_size: 0, ..PSM3 }, [Message];
 }
 
 #[test]

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use libfabric_sys as sys;
+use threads::lock;
 
 use crate::handle::Handle;
-use crate::lock::lock;
 
 /// A registration until it is closed: with its region, or before the endpoint that it is bound
 /// to.

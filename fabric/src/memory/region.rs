@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use libfabric_sys as sys;
+use threads::lock;
 
 use super::bound::{BoundRegistrations, Registration};
 use super::descriptor::{RemoteKey, RemoteRegion};
@@ -14,7 +15,6 @@ use super::{Extent, MemoryRegion, RegionInner, RegionSlice};
 use crate::deregistration::Keepalive;
 use crate::error::number::TOO_SMALL;
 use crate::handle::Handle;
-use crate::lock::lock;
 use crate::{Access, Counter, Domain, Error, ErrorKind, MemoryKind, MrMode, Result};
 
 // SAFETY: the pointers name memory that `memory` (or the contract of an unsafe constructor)

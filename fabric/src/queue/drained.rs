@@ -7,9 +7,9 @@
 use std::time::{Duration, Instant};
 
 use libfabric_sys as sys;
+use threads::lock;
 
 use super::{BATCH, CompletionQueue, QueueShared};
-use crate::lock::lock;
 
 /// An entry that was read ahead of its owner.
 #[derive(Debug)]

@@ -2,9 +2,9 @@
 #![allow(unsafe_code)]
 
 use libfabric_sys as sys;
+use threads::lock;
 
 use super::{CompletionKind, CompletionQueue, Failure, ReadOutcome, State};
-use crate::lock::lock;
 use crate::offer::string;
 use crate::{Error, ErrorKind};
 

@@ -17,6 +17,7 @@ mod wait;
 
 pub use completion::{Completion, CompletionKind, Failure, Outcome};
 use drained::{DrainedEntry, widened};
+use threads::lock;
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
@@ -31,7 +32,6 @@ use std::time::Duration;
 use libfabric_sys as sys;
 
 use crate::handle::Handle;
-use crate::lock::lock;
 use crate::memory::MappedKey;
 use crate::quirks::polling_blocks_peers;
 use crate::waiting::{Backoff, PollPause};

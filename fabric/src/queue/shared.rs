@@ -4,9 +4,9 @@
 use std::sync::atomic::Ordering;
 
 use libfabric_sys as sys;
+use threads::lock;
 
 use super::{Member, QueueShared, Waker};
-use crate::lock::lock;
 use crate::{ErrorKind, Peer, Result};
 
 impl Waker {

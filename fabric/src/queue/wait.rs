@@ -13,9 +13,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use libfabric_sys as sys;
+use threads::lock;
 
 use super::{BATCH, Completion, CompletionKind, CompletionQueue, OperationId, Outcome};
-use crate::lock::lock;
 use crate::waiting::{Backoff, Deadline};
 use crate::{Error, ErrorKind, Result, WaitStrategy};
 

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use super::geometry::{FLAG_LEN, MAX_INLINE_DATA};
+use super::geometry::MAX_INLINE_DATA;
 use super::inline_data;
 use super::memory::RegistrationScope;
 use super::notice_sender::{LAST_NOTICE_TOKEN, NoticeSender};
@@ -19,8 +19,6 @@ use crate::{
 
 /// Chunks that may be in flight at the same time, each with its own header.
 pub(super) const SLOT_COUNT: u16 = 512;
-/// A header and a flag; with bytes of the application a slot is longer.
-const MIN_SLOT_LENGTH: usize = 128;
 /// The longest write that is copied instead of gathered: a few cache lines.
 const MAX_COPIED_WRITE: usize = 256;
 /// Tokens of a ring's writes: this, then generation and sender index, then the slot.
@@ -109,26 +107,20 @@ pub(super) struct ChunkPoster {
     instance: SenderInstance,
     token: u64,
     headers: MemoryRegion,
-    /// Bytes of these headers for each slot.
-    slot_length: usize,
     slots: Box<[Slot]>,
     free: Vec<u16>,
     /// Notices to be sent as messages.
     pending_notices: VecDeque<u32>,
-    /// A chunk of which only the first of two writes was posted, with its slot.
-    partial: Option<(PartialChunk, u16)>,
+    partial: Option<PartialChunk>,
     posted_chunks: PostedChunks,
 }
 
-/// The write of a chunk that is still to be posted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PartialChunk {
-    /// The chunk's payload: the next call with the same header posts it, also for another message
-    /// with that header.
-    Payload(ChunkHeader),
-    /// The chunk's flag, at this offset. The payload is in flight, so the chunk counts as written:
-    /// no other payload may be posted for it.
-    Flag(u64),
+/// A chunk of which only the separate header was posted. The next call with the same header posts
+/// the payload, also for another message with that header.
+#[derive(Debug, Clone, Copy)]
+struct PartialChunk {
+    header: ChunkHeader,
+    slot: u16,
 }
 
 impl ChunkPoster {
@@ -159,7 +151,7 @@ impl ChunkPoster {
         let (length, layout) = (remote_headers.as_ref().map(|it| it.len()), geometry.layout());
         let fits = match layout {
             ChunkLayout::SeparateHeader => length.is_some_and(|length| length >= needed),
-            ChunkLayout::InlineHeader | ChunkLayout::TrailingFlag => length.is_none(),
+            ChunkLayout::InlineHeader => length.is_none(),
         };
         if !fits {
             let length = length.unwrap_or(0);
@@ -167,8 +159,8 @@ impl ChunkPoster {
                 "the offer has {length} bytes of header memory, which does not fit layout {layout:?}"
             ));
         }
-        let slot_length = MIN_SLOT_LENGTH.max(geometry.header_stride() as usize);
-        let headers = HostMemory::zeroed(usize::from(SLOT_COUNT) * slot_length)?;
+        let headers_length = u64::from(SLOT_COUNT) * geometry.header_stride();
+        let headers = HostMemory::zeroed(headers_length as usize)?;
         let headers = scope.register(headers, Access::WRITE)?;
         Ok(Self {
             mode,
@@ -180,7 +172,6 @@ impl ChunkPoster {
             instance,
             token: WRITE_TOKEN | u64::from(instance.0) << 16,
             headers,
-            slot_length,
             slots: vec![Slot::default(); SLOT_COUNT.into()].into(),
             free: (0..SLOT_COUNT).rev().collect(),
             pending_notices: VecDeque::with_capacity(SLOT_COUNT.into()),
@@ -238,16 +229,13 @@ impl ChunkPoster {
         payload: Option<(&MemoryRegion, usize)>,
         inline: &[u8],
     ) -> Result<bool> {
-        if !self.post_flag(io)? {
-            return Ok(false);
-        }
         let slot = match self.partial {
-            Some((PartialChunk::Payload(partial), slot)) if partial == chunk.header => slot,
+            Some(partial) if partial.header == chunk.header => partial.slot,
             // The chunk's message was abandoned: the slot is reused once its write has completed.
-            Some((_, slot)) if self.slots[usize::from(slot)].pending > 0 => return Ok(false),
-            Some((_, slot)) => {
+            Some(partial) if self.slots[usize::from(partial.slot)].pending > 0 => return Ok(false),
+            Some(partial) => {
                 self.partial = None;
-                slot
+                partial.slot
             }
             None => match self.free.pop() {
                 Some(slot) => slot,
@@ -255,20 +243,15 @@ impl ChunkPoster {
             },
         };
         let posted = self.post_in(slot, io, chunk, payload, inline);
-        let end = self.end_of(chunk);
-        let state = &mut self.slots[usize::from(slot)];
-        let is_flag_pending =
-            matches!(self.partial, Some((PartialChunk::Flag(_), partial)) if partial == slot);
-        if matches!(posted, Ok(true)) || is_flag_pending {
+        if matches!(posted, Ok(true)) {
+            self.partial = None;
+            let end = self.end_of(chunk);
+            let state = &mut self.slots[usize::from(slot)];
             state.immediate = chunk.immediate;
             state.payload = chunk.header.payload;
             state.post_number = self.posted_chunks.begin(end);
-            if !is_flag_pending {
-                self.partial = None;
-                state.pending += 1;
-            }
-            return posted.map(|_| true);
-        } else if self.partial.is_none_or(|(_, partial)| partial != slot) {
+            state.pending += 1;
+        } else if self.partial.is_none() {
             self.free.push(slot);
         }
         posted
@@ -291,21 +274,7 @@ impl ChunkPoster {
         io.endpoint.try_write_segments(&mut io.queue, self.peer, segments, target, data, &options)
     }
 
-    /// Posts the flag of a chunk whose payload is in flight. False if there is no room now.
-    fn post_flag(&mut self, io: &mut EndpointIo) -> Result<bool> {
-        let Some((PartialChunk::Flag(offset), slot)) = self.partial else { return Ok(true) };
-        let at = usize::from(slot) * self.slot_length + HEADER_LEN as usize;
-        let flag = [LocalSegment { region: &self.headers, offset: at, length: FLAG_LEN as usize }];
-        let target = RemoteTarget { memory: &self.ring, offset };
-        if !self.write(io, slot, &flag, target, None)? {
-            return Ok(false);
-        }
-        self.partial = None;
-        self.slots[usize::from(slot)].pending += 1;
-        Ok(true)
-    }
-
-    /// Posts the write or both writes of a chunk; or only the second, if the first was posted.
+    /// Posts the write or both writes of a chunk; or only the payload, if the header was posted.
     fn post_in(
         &mut self,
         slot: u16,
@@ -314,7 +283,7 @@ impl ChunkPoster {
         payload: Option<(&MemoryRegion, usize)>,
         inline: &[u8],
     ) -> Result<bool> {
-        let at = usize::from(slot) * self.slot_length;
+        let at = usize::from(slot) * self.geometry.header_stride() as usize;
         let length = chunk.header.payload as usize;
         let headers = &self.headers;
         let header_length = match self.geometry.inline_data() {
@@ -324,51 +293,34 @@ impl ChunkPoster {
         let header = LocalSegment { region: headers, offset: at, length: header_length };
         let body = payload.map(|(region, offset)| LocalSegment { region, offset, length });
         let body = body.filter(|_| length > 0);
-        let both = [header, body.unwrap_or(header)];
-        let both = &both[..1 + usize::from(body.is_some())];
-        let flag_at = at + HEADER_LEN as usize;
-        let flag = [LocalSegment { region: headers, offset: flag_at, length: FLAG_LEN as usize }];
-        let ring = |offset| RemoteTarget { memory: &self.ring, offset };
         let memory = self.remote_headers.as_ref().unwrap_or(&self.ring);
         let header_target = RemoteTarget { memory, offset: chunk.header_at };
-        // The write to post first, if there are two, and the one that completes the chunk.
-        let (first, last) = match chunk.flag_at {
-            Some(at) => (Some((both, header_target)), (&flag[..], ring(at))),
-            None if self.remote_headers.is_some() && body.is_some() => {
-                (Some((&both[..1], header_target)), (&both[1..], ring(chunk.payload_at)))
-            }
-            None => (None, (both, header_target)),
-        };
+        let has_two_writes = self.remote_headers.is_some() && body.is_some();
         if self.partial.is_none() {
             headers.write(at, &chunk.header.encode())?;
             if self.geometry.inline_data() > 0 {
                 let mut behind = [0; inline_data::length_of(MAX_INLINE_DATA as usize)];
                 let written = inline_data::encode(&chunk.header, inline, &mut behind);
                 headers.write(at + HEADER_LEN as usize, &behind[..written])?;
-            } else {
-                headers.store_u64(flag_at, Chunk::flag(chunk.header.sequence))?;
             }
             self.slots[usize::from(slot)].pending = 0;
-            if let Some((pieces, target)) = first {
-                if !self.write(io, slot, pieces, target, None)? {
+            if has_two_writes {
+                if !self.write(io, slot, &[header], header_target, None)? {
                     return Ok(false);
                 }
-                let rest = match chunk.flag_at {
-                    Some(at) => PartialChunk::Flag(at),
-                    None => PartialChunk::Payload(chunk.header),
-                };
-                self.partial = Some((rest, slot));
+                self.partial = Some(PartialChunk { header: chunk.header, slot });
                 self.slots[usize::from(slot)].pending = 1;
             }
         }
         let data = (self.mode == NotifyMode::Immediate).then_some(u64::from(chunk.immediate));
-        let is_posted = self.write(io, slot, last.0, last.1, data)?;
-        if is_posted
-            && matches!(self.partial, Some((PartialChunk::Flag(_), partial)) if partial == slot)
-        {
-            self.partial = None;
+        match body {
+            Some(body) if has_two_writes => {
+                let target = RemoteTarget { memory: &self.ring, offset: chunk.payload_at };
+                self.write(io, slot, &[body], target, data)
+            }
+            Some(body) => self.write(io, slot, &[header, body], header_target, data),
+            None => self.write(io, slot, &[header], header_target, data),
         }
-        Ok(is_posted)
     }
 
     /// A write of this slot completed. Returns the bytes of payload if its chunk is complete.
@@ -377,7 +329,7 @@ impl ChunkPoster {
         let state = self.slots.get_mut(usize::from(slot))?;
         state.pending = state.pending.saturating_sub(1);
         // The first of two writes does not complete the chunk while the second is not posted.
-        if state.pending > 0 || self.partial.is_some_and(|(_, partial)| partial == slot) {
+        if state.pending > 0 || self.partial.is_some_and(|partial| partial.slot == slot) {
             return None;
         }
         if self.mode == NotifyMode::Message {
@@ -396,24 +348,19 @@ impl ChunkPoster {
 
     /// Was only a part of a chunk written?
     pub(super) fn has_partial_chunk(&self) -> bool {
-        self.partial.is_some_and(|(partial, slot)| {
-            matches!(partial, PartialChunk::Flag(_)) || self.slots[usize::from(slot)].pending > 0
-        })
+        self.partial.is_some_and(|partial| self.slots[usize::from(partial.slot)].pending > 0)
     }
 
-    /// Sends pending notices and a pending flag. False if some are left.
+    /// Sends pending notices, as far as there is room.
     #[inline]
-    pub(super) fn send_pending(&mut self, io: &mut EndpointIo) -> Result<bool> {
-        if !self.post_flag(io)? {
-            return Ok(false);
-        }
+    pub(super) fn send_pending(&mut self, io: &mut EndpointIo) -> Result<()> {
         while let Some(bits) = self.pending_notices.front() {
             if !self.notice_sender.send_notice(io, *bits)? {
-                return Ok(false);
+                break;
             }
             self.pending_notices.pop_front();
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Sends the end notice with these bits. If delivery is confirmed, a completion reports its
@@ -448,7 +395,7 @@ impl ChunkPoster {
     pub(super) fn begin_partial_chunk(&mut self, chunk: &Chunk) -> Option<u16> {
         let slot = self.free.pop()?;
         self.slots[usize::from(slot)].pending = 1;
-        self.partial = Some((PartialChunk::Payload(chunk.header), slot));
+        self.partial = Some(PartialChunk { header: chunk.header, slot });
         Some(slot)
     }
 

@@ -20,10 +20,8 @@ pub(super) const MIN_CAPACITY: u64 = 16 * MIN_GRANULE;
 pub const MAX_CAPACITY: u64 = 1 << 40;
 /// The most bytes of the application in a separate header.
 pub const MAX_INLINE_DATA: u16 = 1024;
-/// Bytes of the flag behind a chunk with a [trailing flag](ChunkLayout::TrailingFlag).
-pub(super) const FLAG_LEN: u64 = 8;
 
-/// Where a chunk's header lies, and what else is written with it.
+/// Where a chunk's header lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChunkLayout {
@@ -32,9 +30,6 @@ pub enum ChunkLayout {
     /// In a slot of host memory: for rings in device memory, which the reader's processor cannot
     /// read.
     SeparateHeader,
-    /// Before the payload, with a flag behind it that is written last: for a reader that polls
-    /// memory.
-    TrailingFlag,
 }
 
 /// What both sides of a ring agree on.
@@ -168,16 +163,9 @@ impl RingGeometry {
         let bytes = match self.layout {
             ChunkLayout::InlineHeader => HEADER_LEN + payload,
             ChunkLayout::SeparateHeader => payload.max(1),
-            ChunkLayout::TrailingFlag => self.flag(payload) + FLAG_LEN,
         };
         let rest = self.granule() - 1;
         (bytes + rest) & !rest
-    }
-
-    /// Bytes from the start of a chunk to its flag.
-    #[inline]
-    pub(super) fn flag(&self, payload: u64) -> u64 {
-        HEADER_LEN + payload.next_multiple_of(FLAG_LEN)
     }
 
     /// The largest payload of a chunk that occupies at most `room` bytes, a multiple of the
@@ -187,7 +175,6 @@ impl RingGeometry {
         match self.layout {
             ChunkLayout::InlineHeader => room.saturating_sub(HEADER_LEN),
             ChunkLayout::SeparateHeader => room,
-            ChunkLayout::TrailingFlag => room.saturating_sub(HEADER_LEN + FLAG_LEN),
         }
     }
 }
@@ -200,8 +187,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn max_payload_is_the_largest_that_fits(granules in 16_u64..200, room in 1_u64..100, layout in 0_usize..3) {
-            let layout = [ChunkLayout::InlineHeader, ChunkLayout::SeparateHeader, ChunkLayout::TrailingFlag][layout];
+        fn max_payload_is_the_largest_that_fits(granules in 16_u64..200, room in 1_u64..100, is_separate: bool) {
+            let layout = if is_separate { ChunkLayout::SeparateHeader } else { ChunkLayout::InlineHeader };
             let geometry = RingGeometry::new(granules * 128, 1).unwrap().with_layout(layout);
             let room = room * geometry.granule();
             let most = geometry.max_payload_in(room);

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::geometry::FLAG_LEN;
 use super::inline_data;
 use super::queue_budget::QueueQuota;
 use super::{
@@ -104,12 +103,6 @@ impl RingMemory {
         let (region, headers) = lanes.remove(0);
         let words = geometry.max_chunks().div_ceil(64);
         let released = (0..words).map(|_| AtomicU64::new(0)).collect();
-        if geometry.layout() == ChunkLayout::TrailingFlag {
-            // Flags are words, and not all memory is aligned to words.
-            region.load_u64(0)?;
-            // A reader that polls for flags needs zeroed memory.
-            region.fill(0..geometry.capacity() as usize, 0)?;
-        }
         let (lane_regions, is_asleep) = (lanes, AtomicBool::new(false));
         Ok(Self { geometry, region, headers, lane_regions, released, is_asleep, quota, waker })
     }
@@ -182,11 +175,6 @@ impl RingMemory {
         let mut behind = vec![0; (stride - HEADER_LEN) as usize];
         headers.read(at as usize, &mut behind).ok()?;
         inline_data::decode(header, &behind).map(<[u8]>::to_vec)
-    }
-
-    #[inline]
-    pub(super) fn read_flag(&self, offset: u64) -> u64 {
-        self.region.load_u64(offset as usize).unwrap_or(0)
     }
 
     /// Set before the reader polls a last time and sleeps; cleared afterwards.
@@ -297,13 +285,6 @@ impl ChunkView {
 impl Drop for ChunkView {
     #[inline]
     fn drop(&mut self) {
-        let geometry = &self.memory.geometry;
-        // A forked child may share the memory with its parent, which still reads it.
-        if geometry.layout() == ChunkLayout::TrailingFlag
-            && !self.memory.region.domain().is_inherited()
-        {
-            zero_chunk(&self.memory.region, geometry, &self.header);
-        }
         let (word, bit) = self.memory.released_bit(self.header.sequence);
         // After all uses of the bytes. Either the reader sees this bit before it sleeps, or it is
         // seen here to sleep.
@@ -312,12 +293,4 @@ impl Drop for ChunkView {
             self.memory.waker.wake_best_effort();
         }
     }
-}
-
-/// A reader that polls for flags must not find an earlier chunk's.
-fn zero_chunk(region: &MemoryRegion, geometry: &RingGeometry, header: &ChunkHeader) {
-    let start = geometry.offset(header.position) as usize;
-    let end = start + (geometry.flag(header.payload.into()) + FLAG_LEN) as usize;
-    // The chunk lay inside the ring.
-    let _ = region.fill(start..end, 0);
 }

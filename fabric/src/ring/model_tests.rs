@@ -17,8 +17,6 @@ fn byte(message: u64, at: u64) -> u8 {
 struct InFlightWrite {
     location: HeaderLocation,
     bytes: Vec<u8>,
-    /// Offset and value of the flag.
-    flag: Option<(u64, u64)>,
     immediate: Option<u32>,
     epoch: u32,
 }
@@ -63,8 +61,8 @@ struct RingModel {
     /// The part of the next message that the reader has.
     partial: Vec<u8>,
     completed_messages: u64,
-    /// Chunks not released, each with the memory to clear for a reader that polls.
-    held: Vec<(ReleaseToken, std::ops::Range<usize>)>,
+    /// Chunks not released.
+    held: Vec<ReleaseToken>,
     watermark: u64,
     /// Limit of credit notices in the writer's queue.
     max_notices: u64,
@@ -113,7 +111,7 @@ impl RingModel {
             geometry,
             writer: WriterState::new(geometry, 1, max_payload).with_sender_index(9),
             reader: Self::reader(geometry, 1, watermark, CreditPath::Messages),
-            memory: vec![Self::fresh(layout, 0xee); capacity as usize],
+            memory: vec![0xee; capacity as usize],
             headers: vec![0xee; (MAX_CHUNKS_SEPARATE_HEADER * HEADER_LEN) as usize],
             in_flight: Vec::new(),
             credit_path: CreditPath::Messages,
@@ -151,11 +149,6 @@ impl RingModel {
         Self { max_notices, writer: self.writer.limit_notices(max_notices), ..self }
     }
 
-    /// Memory that is polled for flags has to be zeroed.
-    fn fresh(layout: ChunkLayout, other: u8) -> u8 {
-        if layout == ChunkLayout::TrailingFlag { 0 } else { other }
-    }
-
     fn check(&self) {
         let (tail, credit) = (self.writer.tail(), self.writer.known_head());
         assert!(tail - credit <= self.geometry.capacity(), "production");
@@ -186,13 +179,7 @@ impl RingModel {
             self.current = None;
         }
         let epoch = self.epoch;
-        let fly = |location, bytes, immediate| InFlightWrite {
-            location,
-            bytes,
-            flag: None,
-            immediate,
-            epoch,
-        };
+        let fly = |location, bytes, immediate| InFlightWrite { location, bytes, immediate, epoch };
         let notice = Some(chunk.immediate);
         match self.geometry.layout() {
             ChunkLayout::InlineHeader => {
@@ -204,12 +191,6 @@ impl RingModel {
                 self.in_flight.push(fly(HeaderLocation::Headers(chunk.header_at), header, None));
                 self.in_flight.push(fly(HeaderLocation::Ring(chunk.payload_at), body, notice));
             }
-            ChunkLayout::TrailingFlag => {
-                let location = HeaderLocation::Ring(chunk.header_at);
-                let flag = (chunk.flag_at.unwrap(), Chunk::flag(chunk.header.sequence));
-                let in_flight = fly(location, [header, body].concat(), None);
-                self.in_flight.push(InFlightWrite { flag: Some(flag), ..in_flight });
-            }
         }
         true
     }
@@ -219,8 +200,7 @@ impl RingModel {
             return;
         }
         let which = which % self.in_flight.len();
-        let InFlightWrite { location, bytes, flag, immediate, epoch } =
-            self.in_flight.remove(which);
+        let InFlightWrite { location, bytes, immediate, epoch } = self.in_flight.remove(which);
         // Late writes of an old epoch hit memory that is not used any more.
         if epoch == self.epoch {
             let (memory, offset) = match location {
@@ -228,9 +208,6 @@ impl RingModel {
                 HeaderLocation::Headers(offset) => (&mut self.headers, offset as usize),
             };
             memory[offset..offset + bytes.len()].copy_from_slice(&bytes);
-            if let Some((at, flag)) = flag {
-                self.memory[at as usize..][..8].copy_from_slice(&flag.to_le_bytes());
-            }
         }
         if let Some(immediate) = immediate {
             // With separate headers, the length is that of the payload alone, if there is one.
@@ -245,10 +222,6 @@ impl RingModel {
             HeaderLocation::Ring(offset) => *memory[offset as usize..].first_chunk().unwrap(),
             HeaderLocation::Headers(offset) => *headers[offset as usize..].first_chunk().unwrap(),
         };
-        if self.geometry.layout() == ChunkLayout::TrailingFlag {
-            let flag = |at: u64| u64::from_le_bytes(*memory[at as usize..].first_chunk().unwrap());
-            self.reader.poll(look, flag);
-        }
         let Some(arrived) = self.reader.take(look).unwrap() else { return false };
         let header = arrived.header;
         assert_eq!(header.message, self.completed_messages, "once, and in order");
@@ -256,9 +229,7 @@ impl RingModel {
         assert_eq!(header.offset, self.partial.len() as u64);
         let range = arrived.offset as usize..arrived.offset as usize + header.payload as usize;
         self.partial.extend(&self.memory[range]);
-        let start = self.geometry.offset(header.position) as usize;
-        let end = start + self.geometry.taken(header.payload.into()) as usize;
-        self.held.push((arrived.release_token, start..end));
+        self.held.push(arrived.release_token);
         if arrived.is_last {
             let expected = (0..header.length).map(|at| byte(self.completed_messages, at));
             assert!(
@@ -274,11 +245,7 @@ impl RingModel {
     }
 
     fn release(&mut self, which: usize) {
-        let (release_token, range) = self.held.swap_remove(which);
-        if self.geometry.layout() == ChunkLayout::TrailingFlag {
-            self.memory[range].fill(0);
-        }
-        self.reader.release(release_token);
+        self.reader.release(self.held.swap_remove(which));
     }
 
     fn credit(&mut self, is_idle: bool) {
@@ -332,7 +299,7 @@ impl RingModel {
         self.writer = writer.limit_notices(self.max_notices);
         self.partial.clear();
         self.held.clear();
-        self.memory.fill(Self::fresh(self.geometry.layout(), 0xdd));
+        self.memory.fill(0xdd);
         // Incomplete messages are written again.
         self.current = None;
         // A closed connection does not deliver forever: nothing in flight is older than the epoch
@@ -448,7 +415,7 @@ proptest! {
         max_payload in 1_u64..3000,
         watermark in prop_oneof![Just(0_u64), Just(256), Just(1024), Just(u64::MAX)],
         layout in prop_oneof![
-            2 => Just(ChunkLayout::InlineHeader), 1 => Just(ChunkLayout::SeparateHeader), 1 => Just(ChunkLayout::TrailingFlag)
+            2 => Just(ChunkLayout::InlineHeader), 1 => Just(ChunkLayout::SeparateHeader)
         ],
         credit_path in prop_oneof![
             Just(CreditPath::Messages), Just(CreditPath::Ordered), Just(CreditPath::Unordered)
@@ -489,8 +456,7 @@ proptest! {
 #[test]
 fn messages_may_be_many_times_longer_than_the_ring() {
     let sizes = [(1024, 64), (4096, 3000), (1 << 20, u64::MAX)];
-    let layouts =
-        [ChunkLayout::InlineHeader, ChunkLayout::SeparateHeader, ChunkLayout::TrailingFlag];
+    let layouts = [ChunkLayout::InlineHeader, ChunkLayout::SeparateHeader];
     for ((capacity, max_payload), layout) in
         sizes.into_iter().flat_map(|size| layouts.map(|layout| (size, layout)))
     {

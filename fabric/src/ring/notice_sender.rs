@@ -2,11 +2,11 @@
 
 use super::credit_format;
 use super::memory::RegistrationScope;
-use super::notify::{CREDIT_NOTICE_LEN, NOTICE_LEN, NOTICE_TAG, ordered_write_limit};
+use super::notify::{CREDIT_NOTICE_LEN, NOTICE_LEN, NOTICE_TAG};
 use super::{Credit, EndpointIo, NotifyMode};
 use crate::endpoint::{InjectOutcome, LocalSegment, RemoteTarget};
 use crate::{
-    Access, Caps, Domain, Error, ErrorKind, HostMemory, MemoryRegion, Peer, PostOptions,
+    Access, Caps, Domain, Error, ErrorKind, HostMemory, MemoryRegion, Order, Peer, PostOptions,
     RemoteMemory, RemoteRegion, Result, TransferFlags,
 };
 
@@ -70,7 +70,7 @@ impl NoticeSender {
         Ok(Self { mode, tag, peer, credit_memory, credit_offset, words })
     }
 
-    /// Sends a notice; nothing is sent in polling mode. False if there is no room now.
+    /// Sends a notice. False if there is no room now.
     #[inline]
     pub(super) fn send_notice(&self, io: &mut EndpointIo, bits: u32) -> Result<bool> {
         match self.mode {
@@ -78,7 +78,6 @@ impl NoticeSender {
             NotifyMode::Message => {
                 io.endpoint.try_inject(&io.queue, self.peer, &bits.to_le_bytes(), self.tag)
             }
-            NotifyMode::Polling => Ok(true),
         }
     }
 
@@ -98,8 +97,11 @@ impl NoticeSender {
     /// May a credit overtake an earlier one, which would then overwrite it in their common slot?
     /// Messages have no common slot.
     pub(super) fn credits_may_reorder(&self, domain: &Domain) -> bool {
-        let ordered = ordered_write_limit(domain.capabilities());
-        self.mode == NotifyMode::Immediate && ordered < credit_format::LENGTH as u64
+        let guarantees = &domain.capabilities().order;
+        let order = guarantees.send_order & guarantees.receive_order;
+        let is_ordered = order.contains(Order::WRITE_AFTER_WRITE)
+            && guarantees.max_ordered_write >= credit_format::LENGTH;
+        self.mode == NotifyMode::Immediate && !is_ordered
     }
 
     /// Returns credit to a writer. With a number, a completion that [carries
@@ -119,7 +121,6 @@ impl NoticeSender {
                 self.write_words(io, (credit.len(), self.credit_offset), data, &options)
             }
             (NotifyMode::Immediate, None) => self.write(io, &credit, self.credit_offset, data),
-            (NotifyMode::Polling, _) => self.write(io, &credit, self.credit_offset, None),
             (NotifyMode::Message, _) => {
                 let mut bytes = [0; CREDIT_NOTICE_LEN];
                 bytes[..NOTICE_LEN].copy_from_slice(&bits.to_le_bytes());

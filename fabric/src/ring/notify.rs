@@ -3,8 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::credit_format;
-use super::{ChunkLayout, HEADER_LEN};
-use crate::{Capabilities, Caps, Error, ErrorKind, MemoryKind, Order, Result};
+use crate::{Capabilities, Caps, Error, ErrorKind, Result};
 
 /// How the reader of a ring is notified of chunks, and the writer of credit.
 ///
@@ -26,9 +25,6 @@ pub enum NotifyMode {
     /// immediate. Messages are tagged if the offer of the domain has [`Caps::TAGGED`]. Otherwise
     /// the application must not use messages on the same endpoint.
     Message,
-    /// Not at all: the reader polls the memory and clears it after use. For comparison, and for
-    /// providers without notices. The reader cannot sleep, and writes must not overtake each other.
-    Polling,
 }
 
 /// Bytes of a notice that is a message.
@@ -43,18 +39,9 @@ pub(super) fn has_tags(capabilities: &Capabilities) -> bool {
     capabilities.caps.contains(Caps::TAGGED)
 }
 
-/// The longest write that a later one does not overtake; 0 where no order is promised.
-pub(super) fn ordered_write_limit(capabilities: &Capabilities) -> u64 {
-    let order = capabilities.order.send_order & capabilities.order.receive_order;
-    match order.contains(Order::WRITE_AFTER_WRITE) {
-        true => capabilities.order.max_ordered_write.min(capabilities.max_message_size) as u64,
-        false => 0,
-    }
-}
-
 impl NotifyMode {
     /// All modes.
-    pub const ALL: [Self; 3] = [Self::Immediate, Self::Message, Self::Polling];
+    pub const ALL: [Self; 2] = [Self::Immediate, Self::Message];
 
     /// The best mode that a provider supports, by its capabilities, not its name.
     ///
@@ -85,36 +72,11 @@ impl NotifyMode {
             Self::Message if capabilities.inject_size < CREDIT_NOTICE_LEN => {
                 Some("no injected messages of 20 bytes")
             }
-            Self::Polling if ordered_write_limit(capabilities) <= HEADER_LEN => {
-                Some("no write-after-write order (FI_ORDER_RMA_WAW)")
-            }
-            Self::Polling if capabilities.limits.iov_limit < 2 => {
-                Some("no writes gathered from two pieces (iov_limit below 2)")
-            }
             _ => None,
         };
         let Some(lack) = lack else { return Ok(()) };
         let detail = format!("{} has {lack}", capabilities.provider);
         Err(Error::new(ErrorKind::NotSupported, "open ring", detail))
-    }
-
-    /// The layout of chunks for a ring in such memory.
-    ///
-    /// # Errors
-    /// `NotSupported` for polling of device memory.
-    pub fn layout(self, capabilities: &Capabilities, memory: MemoryKind) -> Result<ChunkLayout> {
-        match self {
-            Self::Polling if memory.is_device() => {
-                let detail = "a processor cannot poll device memory. Use immediates or messages";
-                Err(Error::new(ErrorKind::NotSupported, "open ring", detail))
-            }
-            Self::Polling => Ok(ChunkLayout::TrailingFlag),
-            // Header and payload share one write only where two pieces can be gathered.
-            _ if memory.is_device() || capabilities.limits.iov_limit < 2 => {
-                Ok(ChunkLayout::SeparateHeader)
-            }
-            _ => Ok(ChunkLayout::InlineHeader),
-        }
     }
 
     /// The mode's name on a command line.
@@ -123,7 +85,6 @@ impl NotifyMode {
         match self {
             Self::Immediate => "imm",
             Self::Message => "msg",
-            Self::Polling => "poll",
         }
     }
 }

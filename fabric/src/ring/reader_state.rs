@@ -4,11 +4,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
 
-use super::geometry::FLAG_LEN;
 use super::immediate::expand_truncated;
-use super::{
-    Chunk, ChunkHeader, ChunkLayout, Credit, HEADER_LEN, Immediate, RingGeometry, RingNotice,
-};
+use super::{ChunkHeader, ChunkLayout, Credit, HEADER_LEN, Immediate, RingGeometry, RingNotice};
 
 /// The part of the ring that a chunk and the bytes skipped before it occupy. To be
 /// [released](ReaderState::release) once.
@@ -267,32 +264,6 @@ impl ReaderState {
         self.sequence + self.arrived.iter().map(|word| u64::from(word.count_ones())).sum::<u64>()
     }
 
-    /// Polls the ring for the next chunk and its flag, for a reader without notices. `look` reads a
-    /// header, `flag` a word at an offset of the ring.
-    pub fn poll(
-        &mut self,
-        look: impl Fn(HeaderLocation) -> [u8; HEADER_LEN as usize],
-        flag: impl Fn(u64) -> u64,
-    ) -> bool {
-        let (_, word, bit) = self.arrival_slot(self.sequence);
-        if self.arrived[word] & bit != 0 {
-            return true;
-        }
-        let Some(header) = self.find(look) else { return false };
-        let payload = u64::from(header.payload);
-        let chunk_end = self.geometry.flag(payload) + FLAG_LEN;
-        if chunk_end > self.geometry.bytes_to_end(header.position) {
-            return false;
-        }
-        let at = self.geometry.offset(header.position) + self.geometry.flag(payload);
-        if flag(at) != Chunk::flag(self.sequence) {
-            return false;
-        }
-        self.arrived[word] |= bit;
-        self.lengths[(self.sequence % self.geometry.max_chunks()) as usize] = 0;
-        true
-    }
-
     /// The header of the next chunk: where the last one ended, or at the start of the ring if the
     /// rest was skipped.
     #[inline]
@@ -305,9 +276,7 @@ impl ReaderState {
                 ChunkLayout::SeparateHeader => HeaderLocation::Headers(
                     self.sequence % self.geometry.max_chunks() * self.geometry.header_stride(),
                 ),
-                ChunkLayout::InlineHeader | ChunkLayout::TrailingFlag => {
-                    HeaderLocation::Ring(self.geometry.offset(position))
-                }
+                ChunkLayout::InlineHeader => HeaderLocation::Ring(self.geometry.offset(position)),
             };
             let found = ChunkHeader::decode(&look(location))?;
             let is_expected = found.epoch == self.epoch
@@ -335,7 +304,9 @@ impl ReaderState {
                     self.awaits_header = true;
                     Ok(None)
                 }
-                _ => Err(ProtocolError::MissingChunk { position: self.next }),
+                ChunkLayout::InlineHeader => {
+                    Err(ProtocolError::MissingChunk { position: self.next })
+                }
             };
         };
         let payload = u64::from(header.payload);

@@ -12,8 +12,8 @@ use super::notify::has_tags;
 use super::queue_budget::QueueBudget;
 use super::retries::CloseProgress;
 use super::{
-    ChunkView, EndpointIo, Immediate, NotifyMode, ReaderState, ReceiverId, RingAnswer, RingEvent,
-    RingGeometry, RingNotice, RingOffer,
+    ChunkLayout, ChunkView, EndpointIo, Immediate, NotifyMode, ReaderState, ReceiverId, RingAnswer,
+    RingEvent, RingGeometry, RingNotice, RingOffer,
 };
 use crate::{Endpoint, Error, ErrorKind, MemoryKind, MemoryRegion, Peer, Result};
 
@@ -193,9 +193,9 @@ impl RingReceiver {
 
     /// The ring's memory, unless it is drained: writes may still be in flight.
     pub(super) fn into_quarantined(self) -> Option<Arc<RingMemory>> {
-        // In polling mode there is no end notice, and a broken ring's cannot be trusted.
-        let has_end_notice = self.mode != NotifyMode::Polling && self.broken().is_none();
-        (!has_end_notice || !self.is_end_of_stream()).then_some(self.memory)
+        // The end notice of a broken ring cannot be trusted.
+        let is_drained = self.broken().is_none() && self.is_end_of_stream();
+        (!is_drained).then_some(self.memory)
     }
 
     /// Takes a notice for this ring.
@@ -222,11 +222,8 @@ impl RingReceiver {
             return Err(broken.clone());
         }
         let memory = &*self.memory;
-        let look = |location| memory.read_header(location);
-        if self.mode == NotifyMode::Polling {
-            self.reader.poll(look, |offset| memory.read_flag(offset));
-        }
-        let taken = self.reader.take(look).map_err(protocol_error);
+        let taken = self.reader.take(|location| memory.read_header(location));
+        let taken = taken.map_err(protocol_error);
         let Some(arrived) = taken.inspect_err(|error| self.fail(error.clone()))? else {
             return Ok(None);
         };
@@ -350,8 +347,8 @@ impl RingReceiver {
 
     /// Continues closing. It is complete once no peer needs the ring.
     pub(super) fn progress_close(&mut self, io: &mut EndpointIo) -> Result<CloseProgress> {
-        // In polling mode, and without a writer, no notice can arrive.
-        if self.mode == NotifyMode::Polling || self.writer.is_none() || self.broken().is_some() {
+        // Without a writer no notice can arrive.
+        if self.writer.is_none() || self.broken().is_some() {
             return Ok(CloseProgress::Complete);
         }
         while self.take()?.is_some() {}
@@ -507,7 +504,11 @@ pub(super) fn geometry_of(
 ) -> Result<RingGeometry> {
     let capabilities = endpoint.domain().capabilities();
     options.notify.check(capabilities)?;
-    let layout = options.notify.layout(capabilities, memory)?;
+    // Header and payload share one write only where two pieces can be gathered.
+    let layout = match memory.is_device() || capabilities.limits.iov_limit < 2 {
+        true => ChunkLayout::SeparateHeader,
+        false => ChunkLayout::InlineHeader,
+    };
     let Some(geometry) = RingGeometry::new(options.capacity, ring) else {
         let detail = format!(
             "a ring of {} bytes with index {ring} is impossible. Use 1 KiB to 1 TiB, and a multiple of two granules",

@@ -6,10 +6,13 @@
 
 use std::time::{Duration, Instant};
 
+use threads::RetryBackoff;
+
 use crate::Peer;
 
-/// The pause before the first attempt, and the longest one: each is twice as long as the previous.
-const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(500));
+/// Pauses between attempts.
+const BACKOFF: RetryBackoff =
+    RetryBackoff::new(Duration::from_micros(50), Duration::from_millis(500));
 /// Attempts end after this time without success.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -28,7 +31,7 @@ pub(super) enum CloseProgress {
 struct Retry {
     peer: Peer,
     since: Instant,
-    pause: Duration,
+    backoff: RetryBackoff,
     next: Instant,
     /// A ring waits for the next attempt.
     is_wanted: bool,
@@ -60,8 +63,8 @@ impl Retries {
     pub(super) fn refused(&mut self, peer: Peer, now: Instant) -> bool {
         let known = self.peers.iter().position(|retry| retry.peer == peer);
         let index = known.unwrap_or_else(|| {
-            let (pause, next) = (Duration::ZERO, now);
-            self.peers.push(Retry { peer, since: now, pause, next, is_wanted: true });
+            let (backoff, next) = (BACKOFF, now);
+            self.peers.push(Retry { peer, since: now, backoff, next, is_wanted: true });
             self.peers.len() - 1
         });
         let retry = &mut self.peers[index];
@@ -69,8 +72,7 @@ impl Retries {
             self.reached(peer);
             return true;
         }
-        retry.pause = (2 * retry.pause).clamp(PAUSES.0, PAUSES.1);
-        retry.next = now + retry.pause;
+        retry.next = now + retry.backoff.next_pause();
         retry.is_wanted = true;
         false
     }
@@ -116,9 +118,9 @@ mod tests {
             assert!(now > before);
         }
         assert!(attempts < 30, "{attempts}");
-        assert_eq!(longest, PAUSES.1);
+        assert_eq!(longest, BACKOFF.longest());
         let took = now - start;
-        assert!(took >= RETRY_TIMEOUT && took <= RETRY_TIMEOUT + PAUSES.1, "{took:?}");
+        assert!(took >= RETRY_TIMEOUT && took <= RETRY_TIMEOUT + BACKOFF.longest(), "{took:?}");
         assert_eq!(retries.next(), None);
     }
 
@@ -131,7 +133,7 @@ mod tests {
         assert!(!retries.allows(dead, now) && !retries.allows(dead, now));
         assert!(retries.allows(other, now));
         retries.sweep();
-        assert_eq!(retries.next(), Some(now + PAUSES.0));
+        assert_eq!(retries.next(), Some(now + BACKOFF.first()));
         assert!(retries.allows(dead, now + STEP));
         // The peer takes it after all: the other notices follow at once.
         retries.reached(dead);

@@ -10,7 +10,7 @@ use super::credit_format;
 use super::credit_memory::CreditSlot;
 use super::lanes::StripeTracker;
 use super::memory::RegistrationScope;
-use super::notify::{has_tags, ordered_write_limit};
+use super::notify::has_tags;
 use super::queue_budget::{QueueBudget, QueueQuota};
 use super::retries::CloseProgress;
 use super::{
@@ -125,16 +125,12 @@ impl RingSender {
         };
         let (scope, mode) = (RegistrationScope::of(endpoint), (offer.notify, offer.tagged));
         let chunk_poster = ChunkPoster::new(scope, peer, lane, mode, geometry, instance)?;
-        let credit = (offer.notify != NotifyMode::Message)
+        let credit = (offer.notify == NotifyMode::Immediate)
             .then(|| CreditSlot::new(credit_memory, sender_index, epoch))
             .transpose()?;
         let (tagged, credit_memory) = (has_tags(capabilities), credit_memory.describe()?);
         let answer = RingAnswer { sender_index, epoch, max_chunks, tagged, credit_memory };
-        // In polling mode providers may let the flag overtake a longer write.
-        let longest_write = match offer.notify {
-            NotifyMode::Polling => ordered_write_limit(capabilities),
-            NotifyMode::Immediate | NotifyMode::Message => capabilities.max_message_size as u64,
-        };
+        let longest_write = capabilities.max_message_size as u64;
         let longest = max_payload.min(longest_write.saturating_sub(HEADER_LEN)).max(1);
         let mut writer = WriterState::new(geometry, epoch, longest)
             .with_sender_index(sender_index)
@@ -304,31 +300,22 @@ impl RingSender {
         &mut self,
         immediate: &Immediate,
         credit: Option<[u8; credit_format::LENGTH]>,
-    ) -> bool {
+    ) {
         if self.writer.take_credit_notice(immediate) {
             let credit = match &self.credit {
                 Some(slot) => slot.read(),
                 None => credit.and_then(|bytes| Credit::decode(bytes, self.writer.epoch())),
             };
-            return self.take_credit(credit);
-        }
-        if self.writer.is_reader_closed(immediate) {
+            let is_new = credit.is_some_and(|credit| self.writer.credit(&credit));
+            self.statistics.credits += u64::from(is_new);
+        } else if self.writer.is_reader_closed(immediate) {
             self.is_reader_closed = true;
             let detail = "the reader closed the ring";
             self.fail(Error::new(ErrorKind::Closed, "write to ring", detail));
             if self.end == EndNotice::NotDue {
                 self.end = EndNotice::Due;
             }
-            return true;
         }
-        false
-    }
-
-    #[inline]
-    fn take_credit(&mut self, credit: Option<Credit>) -> bool {
-        let is_new = credit.is_some_and(|credit| self.writer.credit(&credit));
-        self.statistics.credits += u64::from(is_new);
-        is_new
     }
 
     /// A write completed.
@@ -363,14 +350,13 @@ impl RingSender {
         may_be_ours
     }
 
-    /// The user closes the ring: the reader gets an end notice, if its notify mode has one. It is
-    /// sent with delivery complete only if the reader is known to be alive: shm makes no progress
-    /// for a peer whose memory is gone.
+    /// The user closes the ring: the reader gets an end notice. It is sent with delivery complete
+    /// only if the reader is known to be alive: shm makes no progress for a peer whose memory is
+    /// gone.
     pub(super) fn begin_close(&mut self, confirm_delivery: bool) {
         (self.is_closing, self.confirms_end_notice) = (true, confirm_delivery);
         if self.end == EndNotice::NotDue {
-            let has_end_notice = self.mode != NotifyMode::Polling && self.broken.is_none();
-            self.end = if has_end_notice { EndNotice::Due } else { EndNotice::Sent };
+            self.end = if self.broken.is_none() { EndNotice::Due } else { EndNotice::Sent };
         }
     }
 
@@ -390,7 +376,7 @@ impl RingSender {
     pub(super) fn is_end_notice_ready(&self) -> bool {
         let are_chunks_notified = match self.mode {
             NotifyMode::Message => self.chunk_poster.unfinished() == 0,
-            NotifyMode::Immediate | NotifyMode::Polling => !self.chunk_poster.has_partial_chunk(),
+            NotifyMode::Immediate => !self.chunk_poster.has_partial_chunk(),
         };
         self.end == EndNotice::Due && are_chunks_notified
     }
@@ -440,27 +426,11 @@ impl RingSender {
         self.mode != NotifyMode::Immediate
     }
 
-    /// Sends notices that are messages, and polls for credit in polling mode. True if something
-    /// happened.
+    /// Sends notices that are messages.
     #[inline]
-    pub(super) fn send_pending(&mut self, io: &mut EndpointIo) -> Result<bool> {
-        let is_usable = self.broken.is_none();
-        match self.mode {
-            NotifyMode::Immediate => Ok(false),
-            NotifyMode::Message => {
-                if is_usable || self.end == EndNotice::Due {
-                    self.chunk_poster.send_pending(io)?;
-                }
-                Ok(false)
-            }
-            NotifyMode::Polling => {
-                if is_usable {
-                    self.chunk_poster.send_pending(io)?;
-                }
-                let credit = self.credit.as_ref().and_then(CreditSlot::read);
-                Ok(self.take_credit(credit))
-            }
-        }
+    pub(super) fn send_pending(&mut self, io: &mut EndpointIo) -> Result<()> {
+        let is_usable = self.broken.is_none() || self.end == EndNotice::Due;
+        if is_usable { self.chunk_poster.send_pending(io) } else { Ok(()) }
     }
 
     /// Queues an event, once until it was returned.

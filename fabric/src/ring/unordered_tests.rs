@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use super::geometry::{ChunkLayout, RingGeometry};
 use super::header::HEADER_LEN;
 use super::writer_state::WriterState;
-use super::{NotifyMode, Port, PortEvent, ReceiverId, RingEvent, RingOptions, SenderId};
+use super::{Port, PortEvent, ReceiverId, RingEvent, RingOptions, SenderId};
 use crate::{
     Access, AddressVector, Capabilities, CompletionQueue, Domain, Endpoint, EndpointKind, Error,
-    ErrorKind, HostMemory, MemoryRegion, Order, OrderGuarantees, PostOptions, Query,
+    ErrorKind, HostMemory, MemoryRegion, Order, PostOptions, Query,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -140,29 +140,6 @@ fn credit_longer_than_the_ordered_write_is_serialized() {
         pair.pass(1);
         assert!(pair.reader.return_credit(pair.reading, true).unwrap());
         assert_eq!(pair.is_credit_in_flight(), at_a_time, "{most} bytes");
-    }
-}
-
-#[test]
-fn polling_needs_write_order_for_a_chunk() {
-    let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
-    let capabilities = offer.capabilities().clone();
-    let order = Order::WRITE_AFTER_WRITE;
-    for (most, order, is_possible) in [
-        (usize::MAX, order, true),
-        (4096, order, true),
-        (HEADER_LEN as usize, order, false),
-        (0, order, false),
-        (usize::MAX, Order::empty(), false),
-    ] {
-        let order =
-            OrderGuarantees { send_order: order, receive_order: order, max_ordered_write: most };
-        let capabilities = Capabilities { order, ..capabilities.clone() };
-        assert_eq!(
-            NotifyMode::Polling.check(&capabilities).is_ok(),
-            is_possible,
-            "{most} bytes, {order:?}"
-        );
     }
 }
 

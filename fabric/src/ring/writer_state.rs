@@ -58,8 +58,6 @@ pub struct Chunk {
     pub header_at: u64,
     /// Offset of the payload in the ring.
     pub payload_at: u64,
-    /// Offset of the word [`Chunk::flag`], which is written last, if the reader polls for one.
-    pub flag_at: Option<u64>,
     /// Bytes skipped at the end of the ring before it.
     pub skipped: u64,
     /// The notice to the reader.
@@ -70,11 +68,6 @@ impl Chunk {
     /// Bytes that are written: header and payload.
     pub fn length(&self) -> u64 {
         HEADER_LEN + u64::from(self.header.payload)
-    }
-
-    /// The flag of a chunk: never 0, and never the flag of an earlier chunk.
-    pub fn flag(sequence: u64) -> u64 {
-        sequence.wrapping_add(1)
     }
 }
 
@@ -236,17 +229,15 @@ impl WriterState {
         let immediate =
             Immediate { ring: self.geometry.ring(), epoch: self.epoch, notice }.encode();
         let at = self.geometry.offset(position);
-        let flag_at = at + self.geometry.flag(payload);
         Ok(Chunk {
             header,
             header_at: match self.geometry.layout() {
                 ChunkLayout::SeparateHeader => {
                     self.sequence % self.geometry.max_chunks() * self.geometry.header_stride()
                 }
-                ChunkLayout::InlineHeader | ChunkLayout::TrailingFlag => at,
+                ChunkLayout::InlineHeader => at,
             },
             payload_at: at + self.geometry.payload_offset(),
-            flag_at: (self.geometry.layout() == ChunkLayout::TrailingFlag).then_some(flag_at),
             skipped,
             immediate,
         })

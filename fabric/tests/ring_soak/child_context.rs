@@ -41,7 +41,7 @@ pub fn notify_modes(provider: &str) -> Result<Vec<NotifyMode>, Failure> {
     Ok(NotifyMode::ALL.into_iter().filter(can).collect())
 }
 
-/// With ordered writes where the provider has them: polling needs them.
+/// With ordered writes where the provider has them.
 fn offer(provider: &str) -> fabric::Result<Offer> {
     let query = || {
         let query = Query::new(EndpointKind::Rdm).provider(provider);

@@ -37,7 +37,6 @@ pub struct SoakResult {
     pub reopened: u64,
     epochs_by_immediate: u64,
     epochs_by_message: u64,
-    epochs_by_polling: u64,
     /// Drains that ended with writes in flight.
     pub drains_incomplete: u64,
     /// Longest time between two messages of a connection.
@@ -72,7 +71,6 @@ impl SoakResult {
             reopened: 0,
             epochs_by_immediate: 0,
             epochs_by_message: 0,
-            epochs_by_polling: 0,
             drains_incomplete: 0,
             longest_wait_ms: 0,
             lost: 0,
@@ -132,7 +130,6 @@ impl SoakResult {
         let count = match mode {
             Some(NotifyMode::Immediate) => &mut self.epochs_by_immediate,
             Some(NotifyMode::Message) => &mut self.epochs_by_message,
-            Some(NotifyMode::Polling) => &mut self.epochs_by_polling,
             None => return,
         };
         *count += 1;

@@ -100,7 +100,7 @@ pub fn run(
     let mut supervisor = Supervisor::new(provider, seed)?;
     let mut rng = Rng::new(seed, 2);
     let result = supervisor
-        .connect(false, false)
+        .connect(false)
         .and_then(|()| fault_injection::inject_faults(&mut supervisor, &mut rng, time))
         .and_then(|()| supervisor.close());
     let failure = result.err().map(|failure| match failure {
@@ -194,12 +194,12 @@ impl Supervisor {
             self.writer = Side::start("writer", &self.provider, self.seed)?;
             self.writer_has_ring = false;
         }
-        self.connect(!writer_dies && !reader_dies, false)
+        self.connect(!writer_dies && !reader_dies)
     }
 
-    /// Begins the next connection attempt. The last ring has a notify mode with an end notice.
-    fn connect(&mut self, both_alive: bool, is_last: bool) -> Result<(), Failure> {
-        let reader_mode = match self.reader.keeps_endpoint(!is_last && self.rng.percent(60)) {
+    /// Begins the next connection attempt.
+    fn connect(&mut self, both_alive: bool) -> Result<(), Failure> {
+        let reader_mode = match self.reader.keeps_endpoint(self.rng.percent(60)) {
             true => ReaderMode::SameEndpoint,
             false => ReaderMode::NewEndpoint,
         };
@@ -210,7 +210,7 @@ impl Supervisor {
             false => WriterMode::NewEndpoint,
         };
         let ring = if reader_mode == ReaderMode::NewEndpoint {
-            self.random_ring(is_last)
+            self.random_ring()
         } else {
             self.attempt.ring
         };
@@ -240,14 +240,14 @@ impl Supervisor {
     }
 
     /// A ring with random options.
-    fn random_ring(&mut self, is_last: bool) -> RingPlan {
+    fn random_ring(&mut self) -> RingPlan {
         let capacity = self.rng.between_powers(16, 23) / 1024 * 1024;
         let watermark = match self.rng.below(3) {
             0 => 0,
             1 => capacity / 4,
             _ => self.rng.below(capacity),
         };
-        let notify = if is_last { self.modes[0] } else { self.rng.one_of(&self.modes) };
+        let notify = self.rng.one_of(&self.modes);
         RingPlan { capacity, watermark, notify, completed_messages: self.soak_result.messages() }
     }
 
@@ -383,7 +383,7 @@ impl Supervisor {
 
     /// Ends the run: the writer closes the ring, and everything is read.
     fn close(&mut self) -> Result<(), Failure> {
-        self.connect(true, true)?;
+        self.connect(true)?;
         self.until_delivered(1, STALL_TIMEOUT * 2)?;
         self.writer.child.send_instruction(&Instruction::Finish)?;
         let count =

@@ -6,10 +6,10 @@ use std::ptr;
 use std::sync::{Mutex, OnceLock};
 
 use cudarc::driver::sys;
+use threads::lock;
 
 use super::{Context, CurrentContext};
 use crate::error::Result;
-use crate::lock::locked;
 
 /// Threads of a block that copies a list: the size of the largest team.
 const COPY_THREADS: u32 = 512;
@@ -96,7 +96,7 @@ impl Kernels {
         if let Some(loaded) = slot.get() {
             return Ok(loaded.function);
         }
-        let _loading = locked(&self.loading);
+        let _loading = lock(&self.loading);
         if let Some(loaded) = slot.get() {
             return Ok(loaded.function);
         }

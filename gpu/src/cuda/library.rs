@@ -11,9 +11,9 @@ use std::sync::OnceLock;
 
 use cudarc::driver::sys;
 use libloading::Library;
+use threads::ForkGeneration;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::fork::ForkGeneration;
 
 /// The return type of every function.
 pub(super) type Code = u32;
@@ -145,10 +145,12 @@ functions! {
 /// The driver, if there is one. The result is cached.
 pub(super) fn driver() -> Result<&'static Functions> {
     static FOUND: OnceLock<(ForkGeneration, Result<Functions>)> = OnceLock::new();
-    let (fork_generation, found) = FOUND.get_or_init(|| (ForkGeneration::now(), find()));
+    let (fork_generation, found) = FOUND.get_or_init(|| (ForkGeneration::current(), find()));
     // A driver that the parent initialised returns errors in a child that do not tell the
     // cause.
-    fork_generation.check("use CUDA")?;
+    if !fork_generation.is_current() {
+        return Err(Error::forked("use CUDA"));
+    }
     found.as_ref().map_err(Clone::clone)
 }
 

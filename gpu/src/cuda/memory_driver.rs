@@ -8,6 +8,7 @@ use std::ptr;
 use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys;
+use threads::lock;
 
 use super::Context;
 use super::library::Address;
@@ -15,7 +16,6 @@ use super::locate::pointer_attributes;
 use crate::device_name::DeviceName;
 use crate::driver::{self, AddressRangeDriver, Mapped, PhysicalMemory, PinnedBuffer};
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock::locked;
 use crate::pointer_attributes::{Allocator, PointerAttributes};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
@@ -358,14 +358,14 @@ pub(super) struct PinnedBufferPool(Mutex<Vec<(usize, u64)>>);
 
 impl PinnedBufferPool {
     fn take(&self, length: usize) -> Option<u64> {
-        let mut all = locked(&self.0);
+        let mut all = lock(&self.0);
         let found = all.iter().position(|(of, _)| *of == length)?;
         Some(all.swap_remove(found).1)
     }
 
     /// Called at the end of a context.
     pub(super) fn free(self, context: &Context) {
-        let all = std::mem::take(&mut *locked(&self.0));
+        let all = std::mem::take(&mut *lock(&self.0));
         for (_, address) in all {
             // SAFETY: owned, and no operation on it is left.
             let _ = context.call("free host memory", |functions| unsafe {
@@ -381,17 +381,17 @@ pub(super) struct AccumulatorPool(Mutex<Vec<Address>>);
 
 impl AccumulatorPool {
     pub(super) fn take(&self, context: &Context) -> Result<Address> {
-        let spare = locked(&self.0).pop();
+        let spare = lock(&self.0).pop();
         spare.map_or_else(|| allocate(context, 8), Ok)
     }
 
     pub(super) fn put_back(&self, address: Address) {
-        locked(&self.0).push(address);
+        lock(&self.0).push(address);
     }
 
     /// Called at the end of a context.
     pub(super) fn free(self, context: &Context) {
-        for address in std::mem::take(&mut *locked(&self.0)) {
+        for address in std::mem::take(&mut *lock(&self.0)) {
             free_accumulator(context, address);
         }
     }
@@ -429,6 +429,6 @@ impl PinnedBuffer for PinnedBlock {
 
 impl Drop for PinnedBlock {
     fn drop(&mut self) {
-        locked(&self.context.pinned_buffers.0).push((self.length, self.address));
+        lock(&self.context.pinned_buffers.0).push((self.length, self.address));
     }
 }

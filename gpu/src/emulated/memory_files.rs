@@ -9,11 +9,12 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use threads::lock;
+
 use super::state;
 use crate::device_name::DeviceName;
 use crate::driver::{self, AddressRangeDriver, Mapped, PhysicalMemory, PinnedBuffer};
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock::locked;
 use crate::pointer_attributes::{Allocator, PointerAttributes};
 
 /// The known addresses of this process.
@@ -40,7 +41,7 @@ impl KnownAllocation {
 }
 
 fn allocations() -> MutexGuard<'static, BTreeMap<u64, KnownAllocation>> {
-    locked(&ALLOCATIONS)
+    lock(&ALLOCATIONS)
 }
 
 fn with_allocation<T>(

@@ -8,11 +8,12 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use threads::{RetryBackoff, lock};
+
 use super::{Fault, State};
 use crate::checksum::checksum_from;
 use crate::driver::{self, CopyEntry, EventDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock::locked;
 
 fn failed(operation: &'static str) -> Error {
     let detail = "an earlier operation on the stream failed (injected fault)";
@@ -98,7 +99,7 @@ impl Stream {
     }
 
     fn push(&self, operation: Operation) -> Result<()> {
-        locked(&self.work_queue.queue).waiting.push_back(operation);
+        lock(&self.work_queue.queue).waiting.push_back(operation);
         self.work_queue.changed.notify_one();
         Ok(())
     }
@@ -106,7 +107,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        locked(&self.work_queue.queue).is_over = true;
+        lock(&self.work_queue.queue).is_over = true;
         self.work_queue.changed.notify_one();
         if let Some(worker) = self.worker.take() {
             let _ = worker.join();
@@ -160,7 +161,7 @@ impl StreamDriver for Stream {
     }
 
     fn is_done(&self) -> Result<bool> {
-        let queue = locked(&self.work_queue.queue);
+        let queue = lock(&self.work_queue.queue);
         if queue.has_failed {
             return Err(failed("query stream"));
         }
@@ -169,7 +170,7 @@ impl StreamDriver for Stream {
 }
 
 fn work(work_queue: &WorkQueue) {
-    let mut queue = locked(&work_queue.queue);
+    let mut queue = lock(&work_queue.queue);
     loop {
         let Some(operation) = queue.waiting.pop_front() else {
             if queue.is_over {
@@ -182,7 +183,7 @@ fn work(work_queue: &WorkQueue) {
         let has_failed = queue.has_failed;
         drop(queue);
         let is_good = perform(work_queue, operation, has_failed);
-        queue = locked(&work_queue.queue);
+        queue = lock(&work_queue.queue);
         queue.is_busy = false;
         queue.has_failed |= !is_good;
     }
@@ -297,13 +298,12 @@ fn wait(work_queue: &WorkQueue, is_over: impl Fn() -> bool) -> bool {
 }
 
 fn until(work_queue: &WorkQueue, is_over: impl Fn() -> bool) -> bool {
-    let mut rest = Duration::from_micros(20);
+    let mut backoff = RetryBackoff::new(Duration::from_micros(20), Duration::from_millis(1));
     while !is_over() {
-        if locked(&work_queue.queue).is_over {
+        if lock(&work_queue.queue).is_over {
             return false;
         }
-        std::thread::sleep(rest);
-        rest = (rest * 2).min(Duration::from_millis(1));
+        std::thread::sleep(backoff.next_pause());
     }
     true
 }

@@ -9,10 +9,11 @@
 
 use std::sync::Arc;
 
+use threads::lock;
+
 use super::Stream;
 use crate::driver::{CopyEntry, PinnedBuffer};
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock::locked;
 use crate::memory::Slice;
 
 /// The longest piece: one team of threads copies it. A multiple of 16, so that all pieces of a
@@ -211,12 +212,12 @@ impl Stream {
     fn list(&self) -> Result<Arc<dyn PinnedBuffer>> {
         let driver = self.device.driver("copy blocks")?;
         driver.check_context("copy blocks")?;
-        let free = || locked(&self.lists).take(|_| true);
+        let free = || lock(&self.lists).take(|_| true);
         if let Some(list) = free() {
             return Ok(list);
         }
         // The events may not have been queried since the lists became free.
-        let mut in_flight = locked(&self.in_flight);
+        let mut in_flight = lock(&self.in_flight);
         if in_flight.since_last > 0 {
             self.mark(driver, &mut in_flight)?;
         }
@@ -227,7 +228,7 @@ impl Stream {
         let length = LIST_ENTRIES * size_of::<CopyEntry>();
         let made = self.device.call("copy blocks", |driver| driver.pinned_buffer(length))?;
         let made = Arc::from(made);
-        locked(&self.lists).keep(&made);
+        lock(&self.lists).keep(&made);
         Ok(made)
     }
 }

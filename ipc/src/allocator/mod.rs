@@ -37,8 +37,9 @@ mod tests;
 use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use threads::ForkGeneration;
+
 use self::layout::{BLOCKS, Kind, State, high, low, word_of};
-use crate::fork::ForkGeneration;
 use crate::lock::LockTimeout;
 use crate::participant::{Caller, Participant};
 use crate::words::Words;

@@ -7,8 +7,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use threads::ForkGeneration;
+
 use crate::deadline::deadline;
-use crate::fork::ForkGeneration;
 use crate::limits::LimitReached;
 
 use super::{Channel, ChannelError, Result, address, new_socket, system, wait};

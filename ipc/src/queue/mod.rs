@@ -43,8 +43,9 @@ mod tests;
 use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use threads::ForkGeneration;
+
 use self::layout::{FIRST_SLOT, MAX_PROCESS_SUBSCRIBERS, MAX_SUBSCRIBERS};
-use crate::fork::ForkGeneration;
 use crate::lock::LockTimeout;
 use crate::participant::Participant;
 use crate::words::Words;

@@ -3,10 +3,11 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Instant;
 
+use threads::ForkGeneration;
+
 use super::Queue;
 use super::layout::{self, held_bit, unread_bit};
 use crate::doorbell::{Doorbell, WaitStrategy};
-use crate::fork::ForkGeneration;
 use crate::participant::Participant;
 use crate::words::Words;
 

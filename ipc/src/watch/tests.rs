@@ -231,7 +231,7 @@ struct Waker(Mutex<bool>, std::sync::Condvar);
 
 impl DoorbellListener for Waker {
     fn rung(&self) {
-        *locked(&self.0) = true;
+        *lock(&self.0) = true;
         self.1.notify_all();
     }
     // Must not be needed: it would hide a lost wake-up, which is found a second later.
@@ -259,14 +259,14 @@ fn no_message_is_missed_with_other_ringers_and_sleepers() {
                     let _listening = listening;
                     let mut taken = 0;
                     while taken < MESSAGES {
-                        *locked(&waker.0) = false;
+                        *lock(&waker.0) = false;
                         doorbell.announce_waiter();
                         let stored = stored(at);
                         assert!(stored >= taken);
                         if stored == taken {
                             let (found, late) = waker
                                 .1
-                                .wait_timeout_while(locked(&waker.0), TIMEOUT, |is_rung| !*is_rung)
+                                .wait_timeout_while(lock(&waker.0), TIMEOUT, |is_rung| !*is_rung)
                                 .unwrap();
                             drop(found);
                             assert!(!late.timed_out(), "bell {at} after {taken}");

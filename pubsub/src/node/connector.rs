@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ipc::{Channel, ChannelError, ChannelListener, Message, PidFd};
+use threads::{RetryBackoff, lock};
 
 use super::Welcome;
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::During;
-use crate::lock::lock;
 use crate::node_options::{NodeOptions, ServiceMode};
-use crate::replication::RetryBackoff;
+use crate::replication::RetrySchedule;
 use crate::service::election::{LeaderLock, PriorityLock, socket_path};
 use crate::service::protocol::{self, Notice};
 use crate::service::{ServiceProcess, ServiceThread, describe_process};
@@ -34,7 +34,8 @@ const MIN_TERM: Duration = Duration::from_secs(30);
 /// How long a process that cannot serve leaves the leader lock to others.
 const CANDIDACY_PAUSE: Duration = Duration::from_millis(100);
 /// How long it then gives up its priority lock: at first, and after repeated failures.
-const CANDIDACY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+const CANDIDACY_BACKOFF: RetryBackoff =
+    RetryBackoff::new(Duration::from_secs(1), Duration::from_secs(60));
 
 /// The service of this process, if it runs one, and its priority.
 #[derive(Debug, Default)]
@@ -44,7 +45,7 @@ pub(super) struct LocalService {
     /// True while it holds the priority lock; read by the service.
     has_priority: Arc<AtomicBool>,
     /// When it failed to serve and released the priority lock, and for how long.
-    backoff: Mutex<Option<(Instant, RetryBackoff)>>,
+    backoff: Mutex<Option<(Instant, RetrySchedule)>>,
 }
 
 impl LocalService {
@@ -90,7 +91,7 @@ impl LocalService {
         if self.has_priority.load(Ordering::Acquire) {
             let now = Instant::now();
             let mut backoff = lock(&self.backoff);
-            let rest = RetryBackoff::after(backoff.map(|(_, rest)| rest), now, CANDIDACY_BACKOFF);
+            let rest = RetrySchedule::after(backoff.map(|(_, rest)| rest), now, CANDIDACY_BACKOFF);
             *backoff = Some((now, rest));
             drop(backoff);
             self.release_priority();

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use ipc::{Channel, ChannelError, Liveness, Message, PidFd};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use threads::RetryBackoff;
 
 use super::connector::ServiceConnector;
 use super::membership::Answer;
@@ -75,23 +76,25 @@ struct SentRequests {
 /// The pause before a process rejoins that lacked descriptors at its last connections.
 #[derive(Debug)]
 struct DescriptorBackoff {
-    pause: Duration,
+    backoff: RetryBackoff,
     since: Instant,
 }
 
 impl DescriptorBackoff {
     fn new(now: Instant) -> Self {
-        Self { pause: RETRY_PAUSE, since: now }
+        Self { backoff: RetryBackoff::new(RETRY_PAUSE, MAX_DESCRIPTOR_BACKOFF), since: now }
     }
 
     /// Called at the end of a connection: the pause before the next one.
     fn next(&mut self, now: Instant) -> Duration {
-        if now.saturating_duration_since(self.since) >= self.pause + MAX_DESCRIPTOR_BACKOFF {
-            self.pause = RETRY_PAUSE;
+        let lasted = now.saturating_duration_since(self.since);
+        self.since = now;
+        let pause = self.backoff.next_pause();
+        if lasted < pause + MAX_DESCRIPTOR_BACKOFF {
+            return pause;
         }
-        let pause = self.pause;
-        (self.pause, self.since) = ((2 * pause).min(MAX_DESCRIPTOR_BACKOFF), now);
-        pause
+        self.backoff.reset();
+        self.backoff.next_pause()
     }
 }
 

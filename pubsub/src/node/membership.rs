@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, bounded};
 use ipc::{Caller, MappedWords, Participant, ParticipantTable};
+use threads::lock;
 
 use super::connector::LocalService;
 use super::{Membership, MembershipState};
 use crate::context::{Retry, ServiceClient};
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
-use crate::lock::lock;
 use crate::node_options::NodeOptions;
 use crate::node_segment::NodeSegment;
 use crate::pool::{Direction, Piece, Pool, PoolId};

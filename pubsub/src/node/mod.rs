@@ -1,7 +1,6 @@
 //! A process's membership in its node.
 
 mod connector;
-mod environment;
 mod link;
 mod membership;
 mod query;
@@ -30,7 +29,6 @@ use crate::settings::{SharedSettings, TopicSettings};
 use crate::wake::WakeFd;
 use crate::{Publisher, Subscriber};
 
-pub use self::environment::{KNOWN_VARIABLES, nearest_variable};
 pub use self::query::report;
 
 /// A process's membership in a node; opens topics.

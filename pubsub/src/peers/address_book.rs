@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
+use threads::RetryBackoff;
+
 use super::close_reason::GoodbyeReason;
 use super::mesh::{PeerReport, PeerState};
 use super::{SplitMix64, Timing};
@@ -18,7 +20,7 @@ const MIN_REDIAL_INTERVAL: Duration = Duration::from_secs(1);
 const BACKOFF_PER_ADDRESS: Duration = Duration::from_millis(5);
 /// How long an answer may be missing before that is logged.
 const NO_ANSWER_LOG_DELAY: Duration = Duration::from_secs(1);
-/// Limit of doublings of the backoff.
+/// Limit of doublings at an address that has a session with another service.
 const MAX_DOUBLINGS: u32 = 20;
 /// Attempts with the usual backoff at an address whose node has a session with another service: as
 /// many as it takes until a session with a lost link ends. Afterwards the backoff grows.
@@ -57,7 +59,8 @@ struct AddressEntry {
     since: Duration,
     /// Why the last attempt failed.
     last_error: Option<String>,
-    attempts: u32,
+    /// None while no attempt has failed.
+    backoff: Option<RetryBackoff>,
     /// Consecutive attempts that met a session with another service.
     occupied: u32,
     /// Since when no node was reached.
@@ -92,9 +95,8 @@ impl AddressEntry {
 
     /// Doubles each time, up to a maximum.
     fn next_backoff(&mut self, timing: &Timing, longest: Duration) -> Duration {
-        let doublings = self.attempts.min(MAX_DOUBLINGS);
-        self.attempts = doublings + 1;
-        (timing.min_backoff * (1 << doublings)).min(longest)
+        let new = || RetryBackoff::new(timing.min_backoff, timing.permanent_backoff);
+        self.backoff.get_or_insert_with(new).next_pause().min(longest)
     }
 }
 
@@ -127,7 +129,7 @@ impl AddressBook {
             label: None,
             since: now,
             last_error: None,
-            attempts: 0,
+            backoff: None,
             occupied: 0,
             unreachable_since: now,
             has_answered: false,
@@ -278,8 +280,8 @@ impl AddressBook {
         }
         let pause = match outcome {
             DialOutcome::Permanent => {
-                entry.attempts = MAX_DOUBLINGS;
-                timing.permanent_backoff
+                let longest = timing.permanent_backoff;
+                entry.backoff.insert(RetryBackoff::new(longest, longest)).next_pause()
             }
             DialOutcome::Failed => entry.next_backoff(timing, longest),
             DialOutcome::SessionExists => {
@@ -290,14 +292,14 @@ impl AddressBook {
                 (entry.next_backoff(timing, longest) * (1 << doublings)).min(most)
             }
             DialOutcome::Duplicate => {
-                (entry.attempts, entry.occupied) = (0, 0);
+                (entry.backoff, entry.occupied) = (None, 0);
                 timing.min_backoff
             }
             DialOutcome::Lost { lasted } => {
                 entry.unreachable_since = now;
                 // A node that connects and disconnects repeatedly is not dialled ever faster.
                 if lasted >= timing.permanent_backoff {
-                    (entry.attempts, entry.occupied) = (0, 0);
+                    (entry.backoff, entry.occupied) = (None, 0);
                 }
                 entry.next_backoff(timing, longest)
             }
@@ -312,7 +314,7 @@ impl AddressBook {
             let is_idle = matches!(entry.state, DialState::Backoff { .. });
             if entry.node.as_ref() == Some(node) && (is_idle || dialled == Some(address.as_str())) {
                 entry.state = DialState::Backoff { until: now };
-                entry.attempts = 0;
+                entry.backoff = None;
             }
         }
     }

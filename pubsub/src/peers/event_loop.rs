@@ -8,12 +8,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use threads::lock;
 
 use super::mesh::Action;
 use super::resolver::{Resolution, Resolver};
 use super::socket::{self, IoOutcome, is_local_address};
 use super::{ConnectionId, Shared};
-use crate::lock::lock;
 
 /// Bytes of one read, and reads of one connection in one turn.
 const READ_BUFFER_LENGTH: usize = 1 << 16;

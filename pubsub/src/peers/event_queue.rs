@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Mutex;
 
+use threads::lock;
+
 use super::peer_event::PeerEvent;
-use crate::lock::lock;
 use crate::wake::WakeFd;
 
 /// Limits of queued events. Above them nothing is read from peers until half is taken; what is in

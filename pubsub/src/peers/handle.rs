@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use ipc::ForkGeneration;
+use threads::lock;
 
 use super::event_loop::PeerEventLoop;
 use super::event_queue::PeerEventQueue;
@@ -20,7 +21,6 @@ use super::{Hello, Limits, Peers, ServiceInstance, Shared, Timing, resolver};
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::During;
 use crate::ids::NodeId;
-use crate::lock::lock;
 use crate::network_options::NetworkOptions;
 use crate::wake::WakeFd;
 

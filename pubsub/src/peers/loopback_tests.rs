@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use testkit::children::ForkedChild;
+use threads::lock;
 
 use super::close_reason::{CloseReason, GoodbyeReason};
 use super::fuzzing;
@@ -17,7 +18,6 @@ use super::mesh::PeerState;
 use super::peer_event::PeerEvent;
 use super::{Limits, Peers};
 use crate::ids::NodeId;
-use crate::lock::lock;
 use crate::network_options::NetworkOptions;
 use crate::settings::TopicSettings;
 use crate::{ErrorKind, Result};

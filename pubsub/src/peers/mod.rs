@@ -54,6 +54,7 @@ pub(crate) use mesh::{PeerReport, PeerState};
 #[cfg(test)]
 pub(crate) use node_protocol::VERSION;
 pub(crate) use peer_event::PeerEvent;
+pub(crate) use resolver::is_address;
 pub(crate) use socket::is_local_address;
 
 /// The peers of a node, served by a thread. Dropping it says goodbye to them, for at most half a

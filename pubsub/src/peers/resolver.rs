@@ -72,15 +72,19 @@ impl Resolver {
     }
 }
 
-/// Checks that an address has the form `host:port`.
-pub(super) fn check(operation: &'static str, address: &str) -> Result<()> {
-    let is_one = address.parse::<SocketAddr>().is_ok_and(|address| address.port() != 0)
+/// Has an address the form `host:port`?
+pub(crate) fn is_address(address: &str) -> bool {
+    address.parse::<SocketAddr>().is_ok_and(|address| address.port() != 0)
         || address.rsplit_once(':').is_some_and(|(host, port)| {
             (1..=253).contains(&host.len())
                 && !host.contains(|character: char| character.is_whitespace() || character == ':')
                 && port.parse::<u16>().is_ok_and(|port| port != 0)
-        });
-    if is_one {
+        })
+}
+
+/// Checks that an address has the form `host:port`.
+pub(super) fn check(operation: &'static str, address: &str) -> Result<()> {
+    if is_address(address) {
         return Ok(());
     }
     let detail = format!("\"{}\" is not like host:port", address.escape_debug());

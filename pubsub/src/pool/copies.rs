@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use gpu::{Event, Implementation, Point, Slice, Stream};
 use ipc::{Block, Caller};
+use threads::lock;
 
 use super::Pool;
 use crate::error::Result;
 use crate::error_mapping::{During, On};
 use crate::loan_limit::{Borrower, LoanLimit};
-use crate::lock::lock;
 
 /// Copies of devices to a part of a pool that may be unfinished.
 #[derive(Debug)]

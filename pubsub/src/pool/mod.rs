@@ -24,10 +24,10 @@ use ipc::{
     Segment, Statistics, WordRange,
 };
 use serde::{Deserialize, Serialize};
+use threads::lock;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
-use crate::lock::lock;
 use crate::settings::{SharedLocation, device_error};
 
 use self::copies::Copies;
@@ -43,7 +43,9 @@ pub(crate) use self::pieces::{Piece, PieceStored};
 pub use self::sample_info::{DeliveryPath, Metadata, Times};
 pub(crate) use self::sample_info::{SampleInfo, Stage};
 pub use self::stream_order::Readiness;
-pub(crate) use self::stream_order::{OWNED_BY_STREAMS, PollBackoff, StreamPoller, SyncPoint};
+pub(crate) use self::stream_order::{
+    OWNED_BY_STREAMS, STREAM_POLL_BACKOFF, StreamPoller, SyncPoint,
+};
 
 pub(crate) const LAYOUT: Layout = Layout::new("fabricast pool", 5);
 /// Host memory is also memory of an emulated device.

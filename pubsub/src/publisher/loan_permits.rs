@@ -6,7 +6,7 @@ use super::stream_writes::STREAM_CHECK_INTERVAL;
 use super::{LOAN_MEMORY, PublisherState};
 use crate::error::{Error, ErrorKind, Result};
 use crate::loan_limit::{Borrower, LoanPermit, NoPermit};
-use crate::pool::PollBackoff;
+use crate::pool::STREAM_POLL_BACKOFF;
 use crate::text::counted;
 
 impl PublisherState {
@@ -34,14 +34,14 @@ impl PublisherState {
     ) -> Result<LoanPermit<'_>> {
         let (node, local) = (&self.context.node, &self.context.local);
         let interruption = node.interruption();
-        let mut backoff = PollBackoff::NEW;
+        let mut backoff = STREAM_POLL_BACKOFF;
         loop {
             // A device that finishes with a dropped loan rings no doorbell.
             local.free_completed(&node.short_caller());
             let end = if local.has_pending_copies() {
-                backoff.next(deadline)
+                deadline.min(Instant::now() + backoff.next_pause())
             } else {
-                backoff = PollBackoff::NEW;
+                backoff.reset();
                 deadline.min(Instant::now() + STREAM_CHECK_INTERVAL)
             };
             let found = self.loans.wait(end, || {

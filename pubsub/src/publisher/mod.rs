@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use gpu::Slice;
 use ipc::{AllocatorError, Block, BlockRange, Owner, QueueError, WaitStrategy};
+use threads::lock;
 
 pub use self::counters::PublisherCounters;
 pub use self::loan::{Attempt, Sent};
@@ -22,7 +23,6 @@ use crate::error_mapping::{During, On};
 use crate::ids::PublisherId;
 use crate::interruption::Interruption;
 use crate::loan_limit::{Borrower, LoanLimit};
-use crate::lock::lock;
 use crate::pool::{InFlightCopies, Stage};
 use crate::settings::Reliability;
 use crate::text::counted;

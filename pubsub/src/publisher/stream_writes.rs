@@ -10,7 +10,7 @@ use super::{Attempt, Loan, Publisher, PublisherState, Sent};
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
 use crate::loan_limit::Borrower;
-use crate::pool::{InFlightCopies, PollBackoff};
+use crate::pool::{InFlightCopies, STREAM_POLL_BACKOFF};
 use crate::settings::SharedLocation;
 use crate::topic::Entry;
 
@@ -256,16 +256,16 @@ impl PublisherState {
         let interruption = node.interruption();
         let check = || interruption.check(operation).on(self.context.topic.name());
         let mut look = || look().or_else(|| check().err().map(Err));
-        let mut backoff = PollBackoff::NEW;
+        let mut backoff = STREAM_POLL_BACKOFF;
         self.slot().backpressure().begin_since(self.span.begin());
         self.context.publisher_blocked();
         let found = loop {
             let end = if local.is_waiting_for_streams() {
                 local.free_completed(&node.caller());
-                backoff.next(deadline)
+                deadline.min(Instant::now() + backoff.next_pause())
             } else if local.control().is_stream_ordered() {
                 // Streams may start to hold blocks soon.
-                backoff = PollBackoff::NEW;
+                backoff.reset();
                 deadline.min(Instant::now() + STREAM_CHECK_INTERVAL)
             } else {
                 deadline

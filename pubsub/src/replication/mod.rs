@@ -25,7 +25,7 @@ mod probe;
 mod received_topics;
 mod remote_nodes;
 mod report_rows;
-mod retry_backoff;
+mod retry_schedule;
 mod routing;
 #[cfg(test)]
 mod simulated_tests;
@@ -49,6 +49,7 @@ pub use message_header::{
     RingMessageKind, TRAILER_LENGTH,
 };
 pub use outbound::DestinationCounters;
+use threads::lock;
 pub use worker::{
     Announcer, Command, Counters, TopicKey, TopicOptions, Worker, WorkerEvent, WorkerOptions,
 };
@@ -56,7 +57,7 @@ pub use workers::Workers;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub use control_messages::reencode_control_message;
-pub(crate) use retry_backoff::RetryBackoff;
+pub(crate) use retry_schedule::RetrySchedule;
 pub(crate) use routing::reconcile::{is_owed, release_retained};
 pub use traits::*;
 
@@ -79,7 +80,6 @@ use self::source::publish_listener::PublishListener;
 use self::worker_pool::{PoolEvent, WorkerPool};
 use crate::error::{Error, Result};
 pub use crate::ids::NodeId;
-use crate::lock::lock;
 use crate::network_options::NetworkOptions;
 use crate::node_segment::PublishDoorbell;
 use crate::peers::{PeerEvent, Peers};

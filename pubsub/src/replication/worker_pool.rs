@@ -7,9 +7,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError, bounded};
+use threads::RetryBackoff;
 use transfer::path::DeviceFabric;
 
-use super::{RetryBackoff, key};
+use super::{RetrySchedule, key};
 use crate::error::{Error, ErrorKind, Result};
 use crate::network_options::NetworkOptions;
 use crate::peers::is_local_address;
@@ -19,7 +20,8 @@ use crate::replication::{
 use crate::wake::WakeFd;
 
 /// Backoff between attempts to start workers.
-const START_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
+const START_BACKOFF: RetryBackoff =
+    RetryBackoff::new(Duration::from_millis(100), Duration::from_secs(60));
 /// Events of one worker handled in one turn.
 const EVENTS_PER_WORKER: usize = 1024;
 /// Timeout for the counters of all workers together. A worker that exceeds it is not waited for
@@ -87,7 +89,7 @@ pub(super) struct WorkerPool {
     workers: Option<Workers>,
     /// The address of the workers.
     local: Option<IpAddr>,
-    backoff: Option<RetryBackoff>,
+    backoff: Option<RetrySchedule>,
     /// Workers that are being started.
     start: Option<WorkerStart>,
     start_workers: StartWorkers,
@@ -267,7 +269,7 @@ impl WorkerPool {
     }
 
     fn back_off(&mut self, now: Instant) {
-        self.backoff = Some(RetryBackoff::after(self.backoff, now, START_BACKOFF));
+        self.backoff = Some(RetrySchedule::after(self.backoff, now, START_BACKOFF));
     }
 
     /// When to call [`manage`](Self::manage) at the latest, without any event.

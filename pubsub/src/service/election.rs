@@ -23,10 +23,10 @@ use std::time::{Duration, Instant};
 use ipc::{Channel, Credentials, ForkGeneration};
 use nix::fcntl::{FcntlArg, Flock, FlockArg, fcntl};
 use nix::libc;
+use threads::lock;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::NodeId;
-use crate::lock::lock;
 
 const LOCK_FILE: &str = "node.lock";
 const PRIORITY_FILE: &str = "node.priority";

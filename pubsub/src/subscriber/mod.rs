@@ -6,7 +6,7 @@ mod sample;
 mod stream_reads;
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gpu::{Slice, Stream};
 use ipc::{BlockRange, Caller, QueueError, SubscriptionId, WaitStrategy};
@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
 use crate::event::Event;
 use crate::ids::PublisherId;
-use crate::pool::{Direction, PollBackoff};
+use crate::pool::{Direction, STREAM_POLL_BACKOFF};
 use crate::settings::Reliability;
 use crate::text;
 use crate::topic::{Entry, LostPublisher, MAX_REMEMBERED_LOSSES, RemoteLastSequence};
@@ -362,14 +362,15 @@ impl Subscriber {
         let topic = Arc::clone(&self.shared.context.topic);
         let deadline = ipc::deadline(timeout);
         let interruption = self.shared.context.node.interruption();
-        let mut backoff = PollBackoff::NEW;
+        let mut backoff = STREAM_POLL_BACKOFF;
         let pulled = loop {
             // Streams ring no doorbell.
             let is_watched = self.is_waiting_for_streams();
             if is_watched {
                 self.shared.poll_streams();
             }
-            let end = if is_watched { backoff.next(deadline) } else { deadline };
+            let next_poll = is_watched.then(|| Instant::now() + backoff.next_pause());
+            let end = next_poll.map_or(deadline, |next_poll| next_poll.min(deadline));
             // Replication rings the same doorbell for inbound messages.
             let waited = topic.local().wait_with(&mut spin, end, || {
                 match self.try_pull_with(stream).transpose() {

@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, Weak};
 
 use gpu::Stream;
 use ipc::{Doorbell, DoorbellListener, ForkGeneration, ListenerGuard, MappedWords, WordRange};
+use threads::lock;
 
 use super::{Sample, Subscriber, Subscription};
 use crate::error::{Error, Result};
-use crate::lock::lock;
 use crate::pool::Direction;
 use crate::wake::WakeFd;
 

@@ -6,20 +6,18 @@ use std::time::{Duration, Instant};
 
 use gpu::{Point, Stream};
 use ipc::{Block, Caller, MappedWords, Participant, ParticipantTable, SubscriptionId};
+use threads::{DeferredDrop, DeferredValue, lock};
 
 use super::{EndScope, Sample, Subscriber, Subscription};
 use crate::context::TopicContext;
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::During;
-use crate::lock::lock;
-use crate::pool::{Direction, PollBackoff, Pool, Readiness, StreamPoller};
+use crate::pool::{Direction, Pool, Readiness, STREAM_POLL_BACKOFF, StreamPoller};
 use crate::topic::{Entry, Topic};
 
 const OPERATION: &str = "pull in stream order from topic";
 /// How long the end of a subscription waits for streams that hold messages.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// Back-off between later polls of streams.
-const DRAIN_POLL: Duration = Duration::from_millis(20);
 
 impl Subscriber {
     /// The next message, for work that is begun on this stream afterwards. If it was [published on
@@ -202,7 +200,7 @@ impl Sample {
     /// Waits until it is written, at most for the timeout of a device.
     pub(super) fn await_ready(&self, operation: &'static str) -> Result<()> {
         let deadline = Instant::now() + gpu::DEFAULT_TIMEOUT;
-        let mut backoff = PollBackoff::NEW;
+        let mut backoff = STREAM_POLL_BACKOFF;
         loop {
             let (kind, detail) = match self.readiness()? {
                 Readiness::Ready => return Ok(()),
@@ -213,8 +211,8 @@ impl Sample {
                     (ErrorKind::DeadlineExceeded, "its publisher's stream has not written it")
                 }
                 Readiness::Pending => {
-                    let pause = backoff.next(deadline).saturating_duration_since(Instant::now());
-                    std::thread::sleep(pause);
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    std::thread::sleep(backoff.next_pause().min(left));
                     continue;
                 }
             };
@@ -327,39 +325,32 @@ impl Subscription {
     /// then ends the subscription. Until then the process stays a member of its node, since streams
     /// may still read its messages.
     pub(super) fn drain_releases(&self) -> bool {
-        let (mut backoff, deadline) = (PollBackoff::NEW, Instant::now() + DRAIN_TIMEOUT);
+        let (mut backoff, deadline) = (STREAM_POLL_BACKOFF, Instant::now() + DRAIN_TIMEOUT);
         while self.deferred_releases.has_any() && self.poll_streams() {
-            let now = Instant::now();
-            if now >= deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
                 self.transfer_to_streams();
                 return false;
             }
-            std::thread::sleep(backoff.next(deadline).saturating_duration_since(now));
+            std::thread::sleep(backoff.next_pause().min(left));
         }
         true
     }
 
-    /// Starts a thread that ends the subscription once streams have released all messages.
+    /// A thread ends the subscription once streams have released all messages. Each subscription
+    /// has its own, because ending one may wait for a lock.
     fn transfer_to_streams(&self) {
         let topic = self.context.topic.name();
         tracing::warn!(
             topic,
             "a stream still reads messages: this process stays a member of its node"
         );
-        let (context, deferred_releases) =
-            (self.context.clone(), Arc::clone(&self.deferred_releases));
-        let subscription_ids = self.subscription_ids;
-        let wait = move || {
-            while deferred_releases.has_any() {
-                std::thread::sleep(DRAIN_POLL);
-                for direction in Direction::BOTH {
-                    deferred_releases.poll_streams(context.pool(direction));
-                }
-            }
-            context.end_subscriptions(subscription_ids, EndScope::Everything);
+        let ended = EndedSubscription {
+            context: self.context.clone(),
+            subscription_ids: self.subscription_ids,
+            deferred_releases: Arc::clone(&self.deferred_releases),
         };
-        let waiting = threads::spawn("fabricast-streams", wait);
-        if let Err(error) = waiting {
+        if let Err(error) = DeferredDrop::default().push(ended) {
             tracing::error!(
                 %error,
                 topic,
@@ -368,5 +359,28 @@ impl Subscription {
             // Streams may still read them.
             std::mem::forget(self.context.clone());
         }
+    }
+}
+
+/// A subscription without a subscriber, whose messages streams still read.
+struct EndedSubscription {
+    context: TopicContext,
+    subscription_ids: [SubscriptionId; 2],
+    deferred_releases: Arc<DeferredReleases>,
+}
+
+impl DeferredValue for EndedSubscription {
+    const THREAD_NAME: &'static str = "fabricast-streams";
+    const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+
+    fn is_unused(&mut self) -> bool {
+        for direction in Direction::BOTH {
+            self.deferred_releases.poll_streams(self.context.pool(direction));
+        }
+        !self.deferred_releases.has_any()
+    }
+
+    fn end(self) {
+        self.context.end_subscriptions(self.subscription_ids, EndScope::Everything);
     }
 }

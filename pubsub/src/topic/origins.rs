@@ -11,6 +11,7 @@
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 use ipc::{Caller, Participant, Published, QueueError, Words};
+use threads::lock;
 
 use super::entry::Entry;
 use super::intent::{BlockHandoff, Intent};
@@ -21,7 +22,6 @@ use super::{TopicQueue, TopicWords};
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
 use crate::ids::id_to_words;
-use crate::lock::lock;
 use crate::pool::PoolControl;
 
 /// Word of an origin with its node, and its topic number there.

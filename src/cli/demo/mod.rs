@@ -9,7 +9,7 @@ mod processes;
 use std::time::{Duration, Instant};
 
 use gpu::{Device, DeviceName, Implementation};
-use pubsub::{MemoryLocation, Row, TopicSettings};
+use pubsub::{MemoryLocation, Row, TopicSettings, parse_seconds};
 use serde::{Deserialize, Serialize};
 
 use self::display::LiveDisplay;
@@ -18,7 +18,6 @@ use self::outcome::DemoResult;
 use self::processes::{DemoProcess, DemoProcesses, Role};
 use super::exit::{Exit, Failure, Result};
 use super::open_topic::check_device;
-use super::settings::seconds;
 use super::statistics::Latency;
 use super::topics::matching;
 use super::{output, size, text};
@@ -40,7 +39,7 @@ const BASE_CORES: usize = 4;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// How long messages are published
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "12")]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, default_value = "12")]
     time: Duration,
     /// Network between the two nodes
     #[arg(long, value_enum, default_value_t = NetworkMode::Auto)]

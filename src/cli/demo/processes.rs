@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use pubsub::Row;
+use pubsub::{Row, Setting};
 
 use super::display::LiveDisplay;
 use super::network::DemoNetwork;
 use super::{NODES, ProcessReport};
 use crate::cli::exit::{Exit, Failure, Result};
 use crate::cli::process::{is_ignored, kill_with_parent, limit_lifetime};
-use crate::cli::settings;
+use crate::cli::settings::FILE_VARIABLE;
 use crate::cli::signals::{Signals, interrupted};
 use crate::cli::text;
 use command::process::this_program;
@@ -151,8 +151,9 @@ impl DemoProcesses {
         let mut command = this_program("fabricast");
         command.args(arguments).args(["--service-timeout", "20", "--label", &label]);
         command.arg("--directory").arg(self.directory_of(node));
-        for variable in settings::variables() {
-            command.env_remove(variable);
+        command.env_remove(FILE_VARIABLE);
+        for setting in Setting::all() {
+            command.env_remove(&setting.variable);
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let number = self.members.len();

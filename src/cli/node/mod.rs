@@ -71,14 +71,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             "a topic with default settings reserves more than the budget"
         );
     }
-    tracing::info!(directory = %settings.directory.value.display(), "joining the node");
-    let service = ServiceWait::of(&settings.directory.value);
+    tracing::info!(directory = %settings.node.directory.display(), "joining the node");
+    let service = ServiceWait::of(&settings.node.directory);
     let node = match open_topic::join(&settings, options, &service, &signals) {
         // Nothing was started that would have to be ended.
         Err(failure) if failure.exit() == interrupted().exit() => return Ok(()),
         joined => joined?,
     };
-    let directory = arguments.json.then_some(&*settings.directory.value);
+    let directory = arguments.json.then_some(&*settings.node.directory);
     let served = serve(&node, &signals, &manager, directory);
     manager.notify_stopping();
     tracing::info!("leaving the node; another member, if any, becomes its service");

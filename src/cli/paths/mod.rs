@@ -6,11 +6,12 @@ mod inter_node;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use pubsub::parse_seconds;
 use serde::Serialize;
 use transfer::path::{Choice, Path, Policy, Reason, Verdict, choose, situations};
 
 use super::exit::Result;
-use super::settings::{DIRECTORY_ONLY, Options, seconds};
+use super::settings::{DIRECTORY_ONLY, Options};
 use super::{output, text};
 
 pub(crate) use self::inter_node::{
@@ -43,7 +44,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "LIST", default_value = "")]
     policy: Policy,
     /// Timeout for each agent
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "2")]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, default_value = "2")]
     timeout: Duration,
     /// One JSON line
     #[arg(long)]

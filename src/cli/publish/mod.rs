@@ -6,7 +6,7 @@ mod wait_notice;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use pubsub::{Attempt, ErrorKind, Node, Publisher, Reliability, Sent};
+use pubsub::{Attempt, ErrorKind, Node, Publisher, Reliability, Sent, Settings, parse_seconds};
 use serde_json::{Value, json};
 
 use self::input::{Input, Message};
@@ -17,7 +17,7 @@ use super::histogram::Histogram;
 use super::open_topic::{self, TopicRequest, directory_note, with_remedy};
 use super::paths::{bracketed_names, given_up};
 use super::progress::{Progress, totals};
-use super::settings::{ALL, Options, Settings, seconds};
+use super::settings::{ALL, Options};
 use super::signals::{Deadline, SLICE, Signals, interrupted};
 use super::stages::Stage;
 use super::statistics::Latency;
@@ -60,13 +60,14 @@ pub(crate) struct Arguments {
     wait_for: u32,
     /// Timeout of each wait: for subscribers, for space in the topic, and at the end for release
     /// [default: none]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     timeout: Option<Duration>,
     /// One JSON line with the result
     #[arg(long)]
     json: bool,
     /// Also print such a line at this interval
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, requires = "json", hide = true)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, requires = "json",
+        hide = true)]
     interval: Option<Duration>,
     /// Do not publish faster than that rate to make up for waits
     #[arg(long, requires = "rate", hide = true)]
@@ -116,13 +117,13 @@ fn publish(
     let request = TopicRequest::join(settings, "pub", name, signals)?;
     let node = request.node();
     (summary.node, summary.directory_note) = (Some(node.identity()), Some(directory_note(node)));
+    let origin = settings.origin("topic.largest");
     // An existing topic limits the length of messages.
     let found = request.existing()?;
     let longest = match &found {
         Some(topic) => Some(topic.settings()?.largest),
-        None => settings.largest.is_set().then_some(settings.largest.value.0),
+        None => origin.map(|_| settings.topic.largest),
     };
-    let origin = settings.largest.origin.as_deref();
     let limit = LengthLimit { topic: name, largest: longest, origin };
     let input = input(arguments, limit, signals)?;
     let topic = match found {

@@ -5,10 +5,9 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
+use pubsub::{Form, Setting, Settings, UnknownVariable};
 
-use super::declare::Group;
-use super::value::ValueForm;
-use super::{Declaration, FILE_VARIABLE, OptionValue, Settings, TABLE, environment};
+use super::{FILE_VARIABLE, OptionValue, merge};
 use crate::cli::exit::{Exit, Failure, Result};
 use crate::cli::text;
 
@@ -40,12 +39,11 @@ impl<const SCOPE: u8> Options<SCOPE> {
             let path = path.as_deref().unwrap_or("".as_ref()).display();
             Failure::new(Exit::Usage, format!("read settings of {path} failed: {error}"))
         })?;
-        let variables = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-        for warning in environment::warnings(variables) {
-            text::print_error(&format!("fabricast: warning: {warning}"));
+        for unknown in UnknownVariable::all_of_this_process() {
+            text::print_error(&format!("fabricast: warning: {unknown}"));
         }
         let file = path.as_deref().zip(content.as_deref());
-        Settings::merge(file, |variable| std::env::var_os(variable), &self.values)
+        merge(file, |variable| std::env::var_os(variable), &self.values)
     }
 }
 
@@ -59,12 +57,24 @@ fn read(path: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-fn settings_in_scope<const SCOPE: u8>() -> impl Iterator<Item = (usize, &'static Declaration)> {
-    TABLE.iter().enumerate().filter(|(_, declaration)| match SCOPE {
-        DIRECTORY_ONLY => declaration.name == "directory",
-        NODE_SETTINGS => declaration.group == Group::Node,
+fn settings_in_scope<const SCOPE: u8>() -> impl Iterator<Item = &'static Setting> {
+    Setting::all().iter().filter(|setting| match SCOPE {
+        DIRECTORY_ONLY => setting.name == "directory",
+        NODE_SETTINGS => !setting.is_of_topics(),
         _ => true,
     })
+}
+
+/// The type of a setting's value in help and documentation: `SECONDS`.
+pub(super) fn value_name(form: Form) -> &'static str {
+    match form {
+        Form::Text(name) => name,
+        Form::Flag => "true|false",
+        Form::Number => "NUMBER",
+        Form::Size => "SIZE",
+        Form::Seconds => "SECONDS",
+        Form::List => "LIST",
+    }
 }
 
 impl<const SCOPE: u8> Args for Options<SCOPE> {
@@ -74,13 +84,13 @@ impl<const SCOPE: u8> Args for Options<SCOPE> {
             .value_name("FILE")
             .value_parser(clap::value_parser!(PathBuf))
             .help("Read settings from this file [default: $FABRICAST_CONFIG, or none]");
-        let options = settings_in_scope::<SCOPE>().map(|(_, declaration)| {
-            let about = declaration.about.trim_end_matches('.');
-            let option = Arg::new(declaration.name)
-                .long(declaration.option.as_str())
-                .value_name(declaration.kind)
-                .help(format!("{about} [default: {}]", declaration.default.replace('`', "")));
-            match declaration.form == ValueForm::Flag {
+        let options = settings_in_scope::<SCOPE>().map(|setting| {
+            let about = setting.about.trim_end_matches('.');
+            let option = Arg::new(setting.name)
+                .long(setting.option.as_str())
+                .value_name(value_name(setting.form))
+                .help(format!("{about} [default: {}]", setting.default.replace('`', "")));
+            match setting.form == Form::Flag {
                 // Without a value it means "true".
                 true => option.num_args(0..=1).require_equals(true).default_missing_value("true"),
                 false => option,
@@ -97,8 +107,8 @@ impl<const SCOPE: u8> Args for Options<SCOPE> {
 
 impl<const SCOPE: u8> FromArgMatches for Options<SCOPE> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let values = settings_in_scope::<SCOPE>().filter_map(|(which, declaration)| {
-            Some((which, matches.get_one::<String>(declaration.name)?.clone()))
+        let values = settings_in_scope::<SCOPE>().filter_map(|setting| {
+            Some((setting, matches.get_one::<String>(setting.name)?.clone()))
         });
         let file = matches.get_one::<PathBuf>(FILE).cloned();
         Ok(Self { file, values: values.collect() })

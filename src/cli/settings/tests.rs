@@ -3,9 +3,13 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use std::time::Duration;
+
+use pubsub::parse_seconds;
+
 use super::*;
 
-fn merge(
+fn merge_texts(
     file: &str,
     environment: &[(&str, &str)],
     options: &[(&str, &str)],
@@ -13,15 +17,15 @@ fn merge(
     let options: Vec<OptionValue> = options
         .iter()
         .map(|(name, text)| {
-            let which = TABLE.iter().position(|declaration| declaration.option == *name);
-            (which.unwrap(), (*text).to_owned())
+            let setting = Setting::all().iter().find(|setting| setting.option == *name);
+            (setting.unwrap(), (*text).to_owned())
         })
         .collect();
     let variable = |name: &str| {
         let found = environment.iter().find(|(variable, _)| *variable == name);
         found.map(|(_, value)| OsString::from(value))
     };
-    Settings::merge(Some((Path::new("node.toml"), file)), variable, &options).map_err(|failure| {
+    merge(Some((Path::new("node.toml"), file)), variable, &options).map_err(|failure| {
         assert_eq!(failure.exit(), Exit::Usage);
         failure.to_string()
     })
@@ -29,7 +33,7 @@ fn merge(
 
 #[track_caller]
 fn wrong(file: &str, why: &str) {
-    let error = merge(file, &[], &[]).unwrap_err();
+    let error = merge_texts(file, &[], &[]).unwrap_err();
     assert!(error.contains(why), "{file}: {error}");
     assert!(error.starts_with("node.toml, line "), "{error}");
 }
@@ -37,18 +41,18 @@ fn wrong(file: &str, why: &str) {
 #[test]
 fn declared_defaults_match_the_values() {
     let settings = Settings::default();
-    for declaration in TABLE.iter() {
-        assert_eq!(declaration.origin(&settings), "default");
-        let written = (declaration.write)(&settings);
-        let is_literal = !declaration.default.contains([' ', '`']);
+    for setting in Setting::all() {
+        assert_eq!(settings.origin(setting.name), None);
+        let written = setting.text(&settings);
+        let is_literal = !setting.default.contains([' ', '`']);
         if is_literal {
-            assert_eq!(written, declaration.default, "{}", declaration.name);
+            assert_eq!(written, setting.default, "{}", setting.name);
         } else {
-            assert!(written == "none" || declaration.name == "directory");
+            assert!(written == "none" || setting.name == "directory");
         }
-        assert!(declaration.about.ends_with('.'), "{}", declaration.about);
-        let others = TABLE.iter().filter(|other| other.option == declaration.option);
-        assert_eq!(others.count(), 1, "{}", declaration.option);
+        assert!(setting.about.ends_with('.'), "{}", setting.about);
+        let others = Setting::all().iter().filter(|other| other.option == setting.option);
+        assert_eq!(others.count(), 1, "{}", setting.option);
     }
 }
 
@@ -61,21 +65,21 @@ fn command_line_overrides_environment_overrides_file() {
         ("FABRICAST_TOPIC_DEPTH", "4"),
         ("FABRICAST_LABEL", ""),
     ];
-    let settings = merge(&file, &environment, &[("depth", "5")]).unwrap();
-    assert_eq!(settings.label.value.as_deref(), Some("file"));
-    assert_eq!(settings.label.origin.as_deref().unwrap(), "file node.toml");
-    assert_eq!(settings.service_timeout.value, Duration::from_secs(4));
+    let settings = merge_texts(&file, &environment, &[("depth", "5")]).unwrap();
+    assert_eq!(settings.node.label, "file");
+    assert_eq!(settings.origin("label").unwrap(), "file node.toml");
+    assert_eq!(settings.node.service_timeout, Duration::from_secs(4));
     assert_eq!(
-        settings.service_timeout.origin.as_deref().unwrap(),
+        settings.origin("service_timeout").unwrap(),
         "environment FABRICAST_SERVICE_TIMEOUT"
     );
-    assert_eq!(settings.depth.value, Count(5));
-    assert_eq!(settings.depth.origin.as_deref().unwrap(), "option --depth");
-    assert_eq!(settings.peers.value, ["a:1", "b:2"]);
-    assert!(!settings.insecure.is_set());
+    assert_eq!(settings.topic.depth, 5);
+    assert_eq!(settings.origin("topic.depth").unwrap(), "option --depth");
+    assert_eq!(settings.network.peers, ["a:1", "b:2"]);
+    assert_eq!(settings.origin("insecure"), None);
     assert!(settings.sets_topic());
     assert!(!Settings::default().sets_topic());
-    let topic = settings.topic();
+    let topic = settings.topic;
     assert_eq!((topic.largest, topic.release_deadline), (2 << 20, Duration::from_millis(500)));
 }
 
@@ -105,25 +109,25 @@ fn every_setting_is_read_as_written() {
         ("loans", "2"),
         ("release-deadline", "2"),
     ];
-    assert_eq!(options.len(), TABLE.len());
-    let settings = merge("", &[], &options).unwrap();
+    let all = Setting::all();
+    assert_eq!(options.len(), all.len());
+    let settings = merge_texts("", &[], &options).unwrap();
     let environment: Vec<_> =
-        TABLE.iter().zip(options).map(|(one, (_, text))| (one.variable.as_str(), text)).collect();
-    let same = merge("", &environment, &[]).unwrap();
-    let as_strings: Vec<_> = TABLE
+        all.iter().zip(options).map(|(one, (_, text))| (one.variable.as_str(), text)).collect();
+    let same = merge_texts("", &environment, &[]).unwrap();
+    let as_strings: Vec<_> = all
         .iter()
         .zip(options)
         .filter(|(one, _)| !["peers", "insecure"].contains(&one.name))
-        .map(|(one, (_, text))| format!("{} = '{text}'\n", one.full_name()))
+        .map(|(one, (_, text))| format!("{} = '{text}'\n", one.name))
         .collect();
-    let from_file = merge(&as_strings.concat(), &[], &[]);
+    let from_file = merge_texts(&as_strings.concat(), &[], &[]);
     for (at, (name, text)) in options.iter().enumerate() {
-        assert_eq!((TABLE[at].write)(&settings), *text, "{name}");
-        assert_eq!((TABLE[at].write)(&same), *text, "{name}");
-        if let (Ok(from_file), false) =
-            (&from_file, ["peers", "insecure"].contains(&TABLE[at].name))
+        assert_eq!(all[at].text(&settings), *text, "{name}");
+        assert_eq!(all[at].text(&same), *text, "{name}");
+        if let (Ok(from_file), false) = (&from_file, ["peers", "insecure"].contains(&all[at].name))
         {
-            assert_eq!((TABLE[at].write)(from_file), *text, "{name}");
+            assert_eq!(all[at].text(from_file), *text, "{name}");
         }
     }
     // A number in a file must not be a string.
@@ -193,35 +197,35 @@ fn invalid_value_in_a_file_is_reported_with_its_line() {
 #[test]
 fn all_toml_notations_of_numbers_are_accepted() {
     let file = "budget_host = 0x1_0000\nservice_timeout = 1_0.5\n[topic]\ndepth = 0b11\n";
-    let settings = merge(file, &[], &[]).unwrap();
-    assert_eq!(settings.budget_host.value, Some(Size(1 << 16)));
-    assert_eq!(settings.service_timeout.value, Duration::from_millis(10_500));
-    assert_eq!(settings.depth.value, Count(3));
+    let settings = merge_texts(file, &[], &[]).unwrap();
+    assert_eq!(settings.node.budgets.host, Some(1 << 16));
+    assert_eq!(settings.node.service_timeout, Duration::from_millis(10_500));
+    assert_eq!(settings.topic.depth, 3);
 }
 
 #[test]
 fn invalid_value_of_variable_or_option_names_its_origin() {
-    let why = merge("", &[("FABRICAST_TOPIC_DEPTH", "+3")], &[]).unwrap_err();
+    let why = merge_texts("", &[("FABRICAST_TOPIC_DEPTH", "+3")], &[]).unwrap_err();
     assert!(
         why.starts_with("environment FABRICAST_TOPIC_DEPTH is \"+3\": use 1 to 65536"),
         "{why}"
     );
-    let why = merge("", &[], &[("depth", "0")]).unwrap_err();
+    let why = merge_texts("", &[], &[("depth", "0")]).unwrap_err();
     assert_eq!(why, "option --depth is \"0\": use 1 to 65536");
 }
 
 #[test]
 fn setting_of_a_file_can_be_unset() {
     let file = "listen = '127.0.0.1:1'\npeers = ['a:1']\n";
-    let settings = merge(file, &[], &[("listen", "none"), ("peers", "none")]).unwrap();
-    assert_eq!((settings.listen.value, settings.peers.value.len()), (None, 0));
+    let settings = merge_texts(file, &[], &[("listen", "none"), ("peers", "none")]).unwrap();
+    assert_eq!((settings.network.listen, settings.network.peers.len()), (None, 0));
 }
 
 #[test]
 fn seconds_are_positive_and_limited() {
-    assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
+    assert_eq!(parse_seconds("0.25"), Ok(Duration::from_millis(250)));
     for wrong in ["-1", "soon", "1e9", "NaN", ""] {
-        assert!(seconds(wrong).is_err(), "{wrong}");
+        assert!(parse_seconds(wrong).is_err(), "{wrong}");
     }
 }
 
@@ -229,7 +233,7 @@ fn seconds_are_positive_and_limited() {
 fn variable_that_is_not_utf_8_is_an_error() {
     let value = <OsString as std::os::unix::ffi::OsStringExt>::from_vec(b"/run/\xff".to_vec());
     let variable = |name: &str| (name == "FABRICAST_DIRECTORY").then(|| value.clone());
-    let failure = Settings::merge(None, variable, &[]).unwrap_err();
+    let failure = merge(None, variable, &[]).unwrap_err();
     assert_eq!(failure.exit(), Exit::Usage);
     assert_eq!(failure.to_string(), "environment FABRICAST_DIRECTORY is not UTF-8");
 }

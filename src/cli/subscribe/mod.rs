@@ -5,7 +5,10 @@ mod sink;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
-use pubsub::{DeliveryPath, ErrorKind, Event, Node, PublisherId, Reliability, Sample, Subscriber};
+use pubsub::{
+    DeliveryPath, ErrorKind, Event, Node, PublisherId, Reliability, Sample, Settings, Subscriber,
+    parse_seconds,
+};
 use serde_json::{Value, json};
 
 use self::sink::Sink;
@@ -13,7 +16,7 @@ use super::connectivity::{self, ConnectivityReporter, Phase};
 use super::exit::{Exit, Failure, Result};
 use super::open_topic::{self, TopicRequest, directory_note, with_remedy};
 use super::progress::{Progress, totals};
-use super::settings::{ALL, Options, Settings, seconds};
+use super::settings::{ALL, Options};
 use super::signals::{Deadline, Signals, interrupted};
 use super::statistics::{self, Statistics};
 use super::test_pattern::{Checker, Fault};
@@ -49,13 +52,14 @@ pub(crate) struct Arguments {
     #[arg(long, value_parser = size::parse_positive)]
     count: Option<u64>,
     /// Timeout for each message [default: none]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     timeout: Option<Duration>,
     /// One JSON line about what was read; messages then are not written to standard output
     #[arg(long)]
     json: bool,
     /// Also print such a line at this interval
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, requires = "json", hide = true)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, requires = "json",
+        hide = true)]
     interval: Option<Duration>,
     #[command(flatten)]
     settings: Options<ALL>,

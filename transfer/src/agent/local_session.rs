@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipc::{Channel, ChannelError, Doorbell, MappedWords, Message, PidFd};
+use threads::RetryBackoff;
 
 use super::card::AgentCard;
 use super::local_protocol::{Reply, Request};
@@ -18,8 +19,9 @@ use crate::region::{RegionDescriptor, RegisteredRegion};
 use crate::remaining;
 use crate::wire::malformed;
 
-/// Shortest and longest pause between attempts to connect while no agent listens.
-const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
+/// Pauses between attempts to connect while no agent listens.
+const RETRY_BACKOFF: RetryBackoff =
+    RetryBackoff::new(Duration::from_millis(2), Duration::from_millis(100));
 
 /// A connection to an agent of this machine.
 #[derive(Debug)]
@@ -206,8 +208,9 @@ impl LocalSession {
         meanwhile: ProgressCallback<'_>,
     ) -> Result<Self> {
         let end = ipc::deadline(timeout);
-        let mut pause = RETRY_PAUSES.0;
+        let mut backoff = RETRY_BACKOFF;
         let channel = loop {
+            let pause = backoff.next_pause();
             let longest = meanwhile();
             match Channel::connect(path, remaining(end).min(longest)) {
                 Ok(channel) => break channel,
@@ -233,7 +236,6 @@ impl LocalSession {
                     return Err(error.with_kind(ErrorKind::Failed));
                 }
             }
-            pause = (2 * pause).min(RETRY_PAUSES.1);
         };
         let credentials = channel.credentials().during(CONNECT)?;
         if !local_target.trusts(credentials.user) {

@@ -3,9 +3,9 @@
 use std::sync::Mutex;
 
 use gpu::Device;
+use threads::lock;
 
 use super::LocalEnd;
-use crate::lock;
 
 /// Makes writes of network cards visible, where the device demands it. Without a flush of the driver
 /// such memory is used only if that is forced.

@@ -5,8 +5,9 @@ use std::fmt::Write;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use threads::lock;
+
 use super::Path;
-use crate::lock;
 
 /// Bytes and transfers of a path.
 #[derive(Debug)]

@@ -9,6 +9,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use fabric::{Domain, MemoryRegion, Waker};
+use threads::lock;
 
 use super::initiator::InitiatorRole;
 use super::io::{BUSY_PAUSE, RailIo, Received, SendEvent};
@@ -21,7 +22,6 @@ use super::{
     RailShared,
 };
 use crate::error::Result;
-use crate::lock;
 use crate::region::Buffer;
 
 /// Sleeping and waking costs tens of microseconds. While transfers are in flight, the thread spins

@@ -39,11 +39,11 @@ use std::time::{Duration, Instant};
 use fabric::{Capabilities, Caps, Domain, MemoryRegion, Offer, RemoteMemory, Waker};
 use gpu::Memory;
 use serde::{Deserialize, Serialize};
+use threads::lock;
 
 use crate::blocks::BlockQueue;
 use crate::device_memory::{FabricFacts, WrittenDevices};
 use crate::error::{Context, Error, ErrorKind, Result, failed};
-use crate::lock;
 use crate::notice::Notice;
 use crate::operations::Token;
 use crate::path::{DeviceFabric, Operation};

@@ -5,6 +5,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use fabric::{Caps, Domain, EndpointKind, Query};
+use threads::lock;
 
 use super::driver::Driver;
 use super::message::Message;
@@ -15,7 +16,6 @@ use crate::admission::Admission;
 use crate::agent::LocalTarget;
 use crate::error::ErrorKind;
 use crate::host_buffer::HostBuffer;
-use crate::lock;
 use crate::refusal::Refusal;
 use crate::region::{Region, Rights};
 

@@ -16,11 +16,11 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, Weak};
 
 use fabric::{Access, Capabilities, MemoryRegion, MrMode, RegistrationOptions};
+use threads::lock;
 
 use super::{RAIL_TIMEOUT, RailHandle, RailOptions};
 use crate::device_memory::{DeviceFacts, obstacle, registration};
 use crate::error::{Context, Result};
-use crate::lock;
 use crate::path::Registration;
 use crate::path::metrics::Count;
 use crate::region::{Buffer, RailMemory, Rights};

@@ -2,15 +2,20 @@
 //!
 //! Pinning takes half a second per gibibyte, and unpinning takes time too. Registering runs on the
 //! caller's thread, releasing here.
+//!
+//! No [`DeferredDrop`](threads::DeferredDrop): a rail starts only with this thread, releases begin
+//! at once and in their order, and the end of the rail waits for all of them, because the domain
+//! is closed after them.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use threads::lock;
+
 use super::{RailShared, START};
 use crate::error::{Result, failed};
-use crate::lock;
 
 /// How often cached registrations of dropped memory are swept.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(50);
@@ -30,7 +35,7 @@ impl ReleaseWorker {
         let has_cache = lock(&shared.registration_cache).is_used();
         let shared = Arc::downgrade(shared);
         let serve = move || serve(&works, &shared, has_cache);
-        let thread = threads::spawn("fabricast-release", serve).map_err(failed(START))?;
+        let thread = threads::spawn("fabricast-unpin", serve).map_err(failed(START))?;
         Ok(Self { work: Some(work), thread: Some(thread) })
     }
 

@@ -10,6 +10,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use threads::RetryBackoff;
+
 #[cfg(test)]
 mod tests;
 
@@ -32,9 +34,9 @@ pub(super) enum ProtocolViolation {
 #[derive(Debug)]
 struct Sent<M> {
     message: M,
-    /// The next retransmission, and the pause after it.
+    /// The next retransmission.
     next: Instant,
-    pause: Duration,
+    backoff: RetryBackoff,
 }
 
 /// One side of a session.
@@ -44,8 +46,8 @@ pub(super) struct ReliableWindow<M> {
     next: u64,
     /// Sent messages without acknowledgement, the oldest first.
     unacknowledged: VecDeque<Sent<M>>,
-    /// The first and the longest pause before a retransmission.
-    pauses: (Duration, Duration),
+    /// Pauses before retransmissions of a new message.
+    backoff: RetryBackoff,
     /// All messages up to this number were received.
     received_up_to: u64,
     out_of_order: BTreeMap<u64, M>,
@@ -59,7 +61,7 @@ impl<M> ReliableWindow<M> {
         Self {
             next: 1,
             unacknowledged: VecDeque::new(),
-            pauses: (first_pause, longest_pause.max(first_pause)),
+            backoff: RetryBackoff::new(first_pause, longest_pause.max(first_pause)),
             received_up_to: 0,
             out_of_order: BTreeMap::new(),
             acks_due: 0,
@@ -72,8 +74,9 @@ impl<M> ReliableWindow<M> {
         if self.unacknowledged.len() >= MAX_UNACKNOWLEDGED {
             return None;
         }
-        let pause = self.pauses.0;
-        self.unacknowledged.push_back(Sent { message, next: now + pause, pause });
+        let mut backoff = self.backoff;
+        let next = now + backoff.next_pause();
+        self.unacknowledged.push_back(Sent { message, next, backoff });
         self.next += 1;
         Some(self.next - 1)
     }
@@ -145,11 +148,9 @@ impl<M> ReliableWindow<M> {
     /// Messages to retransmit, with their numbers.
     pub(super) fn due_retransmits(&mut self, now: Instant) -> impl Iterator<Item = (u64, &M)> {
         let first = self.next - self.unacknowledged.len() as u64;
-        let longest = self.pauses.1;
         (first..).zip(&mut self.unacknowledged).filter(move |(_, sent)| sent.next <= now).map(
             move |(number, sent)| {
-                sent.pause = (2 * sent.pause).min(longest);
-                sent.next = now + sent.pause;
+                sent.next = now + sent.backoff.next_pause();
                 (number, &sent.message)
             },
         )

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric::{Address, MemoryRegion};
+use threads::lock;
 
 use self::probes::{AccessRequest, Probes};
 use super::io::RailIo;
@@ -18,7 +19,6 @@ use super::{Chunk, RailEvent};
 use crate::device_memory::MemoryEnd;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
-use crate::lock;
 use crate::notice::Notice;
 use crate::refusal::Refusal;
 use crate::region::{Buffer, RegisteredRegion, Rights};

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use fabric::{Caps, Domain, EndpointKind, Query};
 use gpu::Device;
 use gpu::emulated::{FaultConfig, configure_faults, refuse_records};
+use threads::lock;
 
 use super::driver::Driver;
 use super::message::{Frame, Message};
@@ -18,7 +19,6 @@ use crate::admission::Admission;
 use crate::agent::LocalTarget;
 use crate::error::{ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
-use crate::lock;
 use crate::notice::Notice;
 use crate::refusal::Refusal;
 use crate::region::{Region, RegionDescriptor, Rights};

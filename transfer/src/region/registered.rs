@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex};
 use fabric::MemoryRegion;
 use gpu::{Allocator, Memory, Uuid};
 use ipc::ForkGeneration;
+use threads::lock;
 
 use super::descriptor::{MAX_PIECES, RegionDescriptor, Rights};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
-use crate::lock;
 use crate::path::{ExportObstacle, Exportability, MemoryType, Registration};
 
 pub(crate) const REGISTER: &str = "register region";

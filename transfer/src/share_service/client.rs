@@ -9,19 +9,21 @@ use std::time::{Duration, Instant};
 
 use gpu::Device;
 use ipc::{Channel, ChannelError, Credentials, ForkGeneration, NotInherited};
+use threads::{RetryBackoff, lock};
 
 use super::protocol::{Reply, Request, is_name};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::handle::{Handle, HandleMetadata};
+use crate::remaining;
 use crate::share::{OpenedBuffer, Opener, check_fork};
-use crate::{lock, remaining};
 
 const CONNECT: &str = "connect to share service";
 const REQUEST: &str = "request shared memory";
 /// Connections that are kept for further calls.
 const MAX_IDLE: usize = 4;
-/// Shortest and longest pause between attempts to connect while no service listens.
-const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
+/// Pauses between attempts to connect while no service listens.
+const RETRY_BACKOFF: RetryBackoff =
+    RetryBackoff::new(Duration::from_millis(10), Duration::from_millis(200));
 
 /// Opens shared memory of a service. Threads may share a client: concurrent calls have a connection
 /// each.
@@ -118,7 +120,7 @@ impl ShareClient {
     pub fn connect_trusting(path: &Path, users: &[u32], timeout: Duration) -> Result<Self> {
         let end = ipc::deadline(timeout);
         let client = Self::new(path, users);
-        let mut pause = RETRY_PAUSES.0;
+        let mut backoff = RETRY_BACKOFF;
         let connection = loop {
             match client.connect_once(CONNECT, end) {
                 Err(error) if error.kind() == ErrorKind::Closed && Instant::now() < end => {}
@@ -127,8 +129,7 @@ impl ShareClient {
                 }
                 reached => break reached?,
             }
-            std::thread::sleep(pause.min(remaining(end)));
-            pause = (2 * pause).min(RETRY_PAUSES.1);
+            std::thread::sleep(backoff.next_pause().min(remaining(end)));
         };
         lock(&client.idle).push(connection);
         Ok(client)
@@ -225,14 +226,14 @@ impl ShareClient {
             }
         }
         // The service limits connections per user, and more threads may request at once.
-        let mut pause = RETRY_PAUSES.0;
+        let mut backoff = RETRY_BACKOFF;
         loop {
             let outcome = attempt(self.connect_once(REQUEST, end)?);
+            let pause = backoff.next_pause();
             if !is_closed(&outcome) || remaining(end) <= pause {
                 return outcome;
             }
             std::thread::sleep(pause);
-            pause = (2 * pause).min(RETRY_PAUSES.1);
         }
     }
 

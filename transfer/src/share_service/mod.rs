@@ -16,11 +16,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use ipc::{Channel, ChannelError, ChannelListener, ForkGeneration, Message, NotInherited};
+use threads::lock;
 
 use self::protocol::{Reply, Request};
 use crate::admission::Admission;
 use crate::error::{Error, ErrorKind, Result, failed};
-use crate::lock;
 use crate::share::{PIECES_PER_MESSAGE, SharedBuffer, check_fork};
 use crate::socket_server::{Handler, SocketServer};
 

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use gpu::Device;
 use ipc::{ChannelListener, Credentials, DirectoryLock, ForkGeneration, PerProcess};
+use threads::lock;
 
 use super::{Published, ShareClient, ShareService};
 use crate::admission::Admission;
 use crate::error::{Error, ErrorKind, Result, failed};
-use crate::lock;
 use crate::share::{OpenedBuffer, SharedBuffer, check_fork, random};
 use crate::wire::{DescriptorFormat, put_length_prefixed};
 

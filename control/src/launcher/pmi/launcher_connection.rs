@@ -1,14 +1,14 @@
 //! The connection to the launcher: bytes out, lines and counted bytes in, with deadlines.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use super::descriptor::Descriptor;
 use super::failure::Failure;
 use super::message::MAX_MESSAGE;
+use crate::launcher::resolve::resolve;
 
 /// A stream socket whose other end is the launcher.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl Connection {
     /// A new connection to `host:port`.
     pub(super) fn to_address(address: &str, deadline: Instant) -> Result<Self, Failure> {
         let mut last = Failure::Environment(format!("PMI_PORT={address} is no address"));
-        for address in resolve(address, deadline)? {
+        for address in addresses_of(address, deadline)? {
             let left = deadline.saturating_duration_since(Instant::now());
             let opened = TcpStream::connect_timeout(&address, left.max(Duration::from_millis(1)));
             match opened {
@@ -114,18 +114,14 @@ impl Connection {
     }
 }
 
-/// The addresses of a host. The system's resolver has no deadline, so it runs in a thread.
-fn resolve(address: &str, deadline: Instant) -> Result<Vec<SocketAddr>, Failure> {
-    let (result, found) = mpsc::channel();
-    let name = address.to_owned();
-    let run = move || result.send(name.to_socket_addrs().map(Vec::from_iter));
-    threads::spawn("fabricast-resolve", run)?;
-    match found.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-        Ok(Ok(addresses)) => Ok(addresses),
-        Ok(Err(error)) => {
+/// The addresses of `host:port`.
+fn addresses_of(address: &str, deadline: Instant) -> Result<Vec<SocketAddr>, Failure> {
+    match resolve(address.to_owned(), deadline)? {
+        Some(Ok(addresses)) => Ok(addresses),
+        Some(Err(error)) => {
             Err(Failure::Environment(format!("PMI_PORT={address} is no address: {error}")))
         }
-        Err(_) => Err(Failure::Deadline),
+        None => Err(Failure::Deadline),
     }
 }
 

@@ -5,10 +5,11 @@
 //! process ends, unless an MPI library has yet to do that.
 #![allow(unsafe_code)]
 
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once};
 use std::time::{Duration, Instant};
 
 use nix::libc;
+use threads::lock;
 
 use super::super::error::{Error, ErrorKind, Result};
 use super::descriptor::Descriptor;
@@ -50,7 +51,7 @@ struct Entry {
 static ENTRIES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
 fn entries() -> MutexGuard<'static, Vec<Entry>> {
-    ENTRIES.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&ENTRIES)
 }
 
 /// The idle session of this connection, or None if it must be opened. It is in use afterwards.

@@ -12,7 +12,7 @@ use super::abi;
 use super::library::{Event, Failure, Value};
 use super::process::Job;
 use super::survey::{Outcome, Survey};
-use super::worker;
+use crate::launcher::bounded_call;
 use crate::launcher::error::{Error, ErrorKind, Result, list};
 
 pub(super) const GATHER: &str = "exchange among ranks";
@@ -37,13 +37,13 @@ pub(super) fn gather(
     own: &[u8],
     timeout: Duration,
 ) -> Result<Vec<Vec<u8>>> {
-    let deadline = worker::deadline(timeout);
+    let deadline = bounded_call::deadline(timeout);
     let step = Arc::new(Step::new(PUBLISH));
     let call = {
         let (job, own, step) = (Arc::clone(job), own.to_vec(), Arc::clone(&step));
         move || FenceExchange { job: &job, number, deadline, timeout, step: &step }.run(own)
     };
-    match worker::run(deadline + GRACE, call) {
+    match bounded_call::run("fabricast-pmix", deadline + GRACE, call) {
         Ok(Some(Ok(gathered))) => Ok(gathered),
         Ok(Some(Err(Ended::Failed(error)))) => Err(error),
         Ok(Some(Err(Ended::Unanswered)) | None) => {
@@ -174,7 +174,7 @@ impl FenceExchange<'_> {
 
     /// The error if ranks left the job before they called.
     fn left(&self, survey: &mut Survey<'_>, events: &Receiver<Event>) -> Option<Error> {
-        match survey.now(events, self.deadline.min(worker::deadline(SURVEY_TIME.1))) {
+        match survey.now(events, self.deadline.min(bounded_call::deadline(SURVEY_TIME.1))) {
             Outcome::Absent(ranks) if !ranks.is_empty() => {
                 let detail = format!("{} ended without calling it", list(&ranks));
                 Some(Error::new(GATHER, ErrorKind::RankFailed, detail).of_ranks(ranks))
@@ -205,7 +205,7 @@ impl FenceExchange<'_> {
 /// The status of the fence, if it ends before the deadline.
 fn fence_status(events: &Receiver<Event>, deadline: Instant) -> Option<i32> {
     loop {
-        if let Event::Fence(status) = events.recv_timeout(worker::left(deadline)).ok()? {
+        if let Event::Fence(status) = events.recv_timeout(bounded_call::left(deadline)).ok()? {
             return Some(status);
         }
     }

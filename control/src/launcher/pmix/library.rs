@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_NOW};
 use nix::libc;
+use threads::RetryBackoff;
 
 use super::abi::{self, Info, Proc, kind};
 use crate::launcher::error::{Error, ErrorKind, Result};
@@ -440,10 +441,10 @@ extern "C" fn at_exit() {
     if !std::panic::catch_unwind(start).unwrap_or(false) {
         return;
     }
-    let (end, mut pause) = (Instant::now() + EXIT_TIMEOUT, Duration::from_micros(50));
+    let end = Instant::now() + EXIT_TIMEOUT;
+    let mut backoff = RetryBackoff::new(Duration::from_micros(50), Duration::from_millis(10));
     while !IS_CLOSED.load(Ordering::Acquire) && Instant::now() < end {
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(10));
+        std::thread::sleep(backoff.next_pause());
     }
 }
 

@@ -11,7 +11,6 @@
 //! |---|---|
 //! | `abi` | structures and numbers of the interface |
 //! | `library` | finds and loads libpmix; its functions, the only unsafe code |
-//! | `worker` | calls that may never return, on threads that can be abandoned |
 //! | `process` | the connection of this process, and what the launcher knows about the job |
 //! | `survey` | which ranks have not called |
 //! | `fence_exchange` | one exchange |
@@ -21,7 +20,6 @@ mod fence_exchange;
 mod library;
 mod process;
 mod survey;
-mod worker;
 
 use std::sync::{Arc, TryLockError};
 use std::time::Duration;

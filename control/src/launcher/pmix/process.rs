@@ -4,13 +4,15 @@
 //! closed fails with some versions. So a process connects once, and closes at its exit.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use threads::lock;
 
 use super::abi;
 use super::abi::Proc;
 use super::library::{Failure, Library, Value};
-use super::worker;
+use crate::launcher::bounded_call;
 use crate::launcher::error::{Error, ErrorKind, Result};
 use crate::launcher::exchange::LocalRank;
 use crate::launcher::presence::Presence;
@@ -65,12 +67,13 @@ pub(super) fn check_fork(operation: &'static str) -> Result<()> {
 /// The job of this process. Connects at the first call.
 pub(super) fn job(timeout: Duration) -> Result<Arc<Job>> {
     check_fork(CONNECT)?;
-    let mut job = JOB.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut job = lock(&JOB);
     if let Some(known) = &*job {
         return known.clone();
     }
     OWNER.store(std::process::id(), Ordering::Relaxed);
-    let connected = match worker::run(worker::deadline(timeout), open) {
+    let deadline = bounded_call::deadline(timeout);
+    let connected = match bounded_call::run("fabricast-pmix", deadline, open) {
         Ok(Some(Ok(job))) => Ok(Arc::new(job)),
         // Nothing was started, so it may be tried again.
         Ok(Some(Err(Failed::BeforeStart(error)))) => {

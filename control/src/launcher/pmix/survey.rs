@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::abi::{self, Info};
 use super::library::Event;
 use super::process::Job;
-use super::worker;
+use crate::launcher::bounded_call;
 
 /// Larger jobs ask for the ranks of their machine only.
 const MAX_ASKED: u32 = 1024;
@@ -66,14 +66,14 @@ impl<'a> Survey<'a> {
 
     /// Asks until the fence ends, or until the deadline.
     pub(super) fn until_fence(&mut self, events: &Receiver<Event>, deadline: Instant) -> Outcome {
-        let round = worker::left(deadline) / ROUNDS;
+        let round = bounded_call::left(deadline) / ROUNDS;
         loop {
-            self.ask(worker::left(deadline));
+            self.ask(bounded_call::left(deadline));
             let end = deadline.min(Instant::now() + round);
             // The rest of time may be too short for another answer.
-            let is_last = worker::left(deadline) <= round + round / 2;
+            let is_last = bounded_call::left(deadline) <= round + round / 2;
             let end = if is_last { deadline } else { end };
-            while let Ok(event) = events.recv_timeout(worker::left(end)) {
+            while let Ok(event) = events.recv_timeout(bounded_call::left(end)) {
                 if let Some(status) = self.note(event) {
                     return Outcome::Fence(status);
                 }
@@ -87,9 +87,9 @@ impl<'a> Survey<'a> {
     /// Asks once, after the end of the fence.
     pub(super) fn now(&mut self, events: &Receiver<Event>, deadline: Instant) -> Outcome {
         self.known.iter_mut().filter(|it| **it == Known::Asked).for_each(|it| *it = Known::No);
-        self.ask(worker::left(deadline));
+        self.ask(bounded_call::left(deadline));
         while self.known.contains(&Known::Asked) {
-            match events.recv_timeout(worker::left(deadline)) {
+            match events.recv_timeout(bounded_call::left(deadline)) {
                 Ok(event) => drop(self.note(event)),
                 Err(_) => break,
             }

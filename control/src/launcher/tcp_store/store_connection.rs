@@ -1,11 +1,12 @@
 //! A connection to the store. Each wait has a deadline.
 
 use std::io::{self, ErrorKind as IoKind, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
-use std::sync::mpsc;
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::wire::{Answers, Dialect, Malformed, OPENING_ANSWERS, Queries, opening};
+use crate::launcher::bounded_call;
+use crate::launcher::resolve::resolve;
 
 /// Bytes received at once.
 const CHUNK: usize = 64 * 1024;
@@ -83,7 +84,7 @@ pub(super) struct Connection {
 impl Connection {
     /// Connects to the store at `host:port`, and finds out its dialect.
     pub(super) fn open(address: &str, deadline: Deadline) -> Result<Self, Fault> {
-        let candidates = resolve(address, deadline)?;
+        let candidates = addresses_of(address, deadline)?;
         let mut connection = Self::connect(&candidates, Dialect::Since22, deadline)?;
         match connection.begin() {
             Ok(()) => Ok(connection),
@@ -248,23 +249,18 @@ fn split(address: &str) -> Result<(&str, u16), Fault> {
 }
 
 /// The addresses of `host:port`.
-fn resolve(address: &str, deadline: Deadline) -> Result<Vec<SocketAddr>, Fault> {
+fn addresses_of(address: &str, deadline: Deadline) -> Result<Vec<SocketAddr>, Fault> {
     let (host, port) = split(address)?;
     if let Ok(ip) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, port)]);
     }
-    // The system's resolver takes no deadline. If it exceeds this one, its thread ends later.
-    let (sender, receiver) = mpsc::channel();
-    let name = host.to_owned();
-    let run =
-        move || drop(sender.send((name.as_str(), port).to_socket_addrs().map(Vec::from_iter)));
     let failed = |error: io::Error| {
         Fault::Failed(format!("resolving host name \"{}\": {error}", host.escape_debug()))
     };
-    threads::spawn("fabricast-resolve", run).map_err(failed)?;
     let late = || Fault::Late(format!("host name \"{}\" was not resolved", host.escape_debug()));
     let left = deadline.left().ok_or_else(late)?;
-    receiver.recv_timeout(left).map_err(|_| late())?.map_err(failed)
+    let resolved = resolve((host.to_owned(), port), bounded_call::deadline(left));
+    resolved.map_err(failed)?.ok_or_else(late)?.map_err(failed)
 }
 
 #[cfg(test)]
@@ -283,7 +279,7 @@ mod tests {
 
     #[test]
     fn names_and_addresses_are_resolved() {
-        let resolve = |address| resolve(address, Deadline::after(Duration::from_secs(20)));
+        let resolve = |address| addresses_of(address, Deadline::after(Duration::from_secs(20)));
         assert_eq!(resolve("[::1]:1").unwrap(), ["[::1]:1".parse().unwrap()]);
         assert_eq!(resolve("::1:29500").unwrap(), ["[::1]:29500".parse().unwrap()]);
         assert_eq!(resolve("127.0.0.1:1").unwrap(), ["127.0.0.1:1".parse().unwrap()]);

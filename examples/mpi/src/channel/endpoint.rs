@@ -8,7 +8,7 @@ use fabricast::fabric::{
     QueueOptions, RemoteMemory, RemoteRegion, WaitStrategy as CompletionWait,
 };
 use fabricast::ipc::WaitStrategy;
-use fabricast::pubsub::NetworkOptions;
+use fabricast::pubsub::Settings;
 
 use super::{Channel, Slots};
 use crate::{CommonOptions, Job, Result};
@@ -38,7 +38,7 @@ pub struct EndpointChannel {
 fn offer(provider: &str, is_one_machine: bool, options: &CommonOptions) -> Result<Offer> {
     // Both sides poll: a thread of the provider would only take a core.
     let query = Query::new(EndpointKind::Rdm).progress(Progress::Manual).provider(provider);
-    let source = options.source.or(NetworkOptions::from_environment()?.source);
+    let source = options.source.or(Settings::from_environment()?.network.source);
     let mut source = source.map(|source| source.to_string());
     // A provider of one machine needs no address.
     let is_network = query.first()?.capabilities().reaches_other_machines;

@@ -19,6 +19,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use threads::lock;
+
 use super::super::{Port, PortEvent};
 use super::OPERATION;
 use crate::waiting::Backoff;
@@ -130,7 +132,7 @@ impl ProgressThread {
                 shared.is_port_wanted.store(true, Ordering::SeqCst);
                 // A thread that cannot be woken checks soon.
                 shared.waker.wake_best_effort();
-                let port = shared.port.lock().unwrap_or_else(PoisonError::into_inner);
+                let port = lock(&shared.port);
                 shared.is_port_wanted.store(false, Ordering::SeqCst);
                 port
             }

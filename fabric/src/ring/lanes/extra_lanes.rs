@@ -7,6 +7,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
+use threads::lock;
+
 use super::super::chunk_poster::ChunkPoster;
 use super::super::memory::{RegistrationScope, RingMemory};
 use super::super::posted_receives::PostedReceives;
@@ -14,7 +16,6 @@ use super::super::{Chunk, LaneOffer, MAX_CHUNKS, NotifyMode, RingOffer, SenderIn
 use super::lane::{Lane, LaneEvent, LaneJob, PortWaker, RetainedMemory};
 use super::send_queue::QueuedChunk;
 use super::{LaneResources, LaneSet, OpenLane};
-use crate::lock::lock;
 use crate::{
     Address, AddressVector, Domain, Error, ErrorKind, MemoryRegion, MrMode, Peer, Result, Waker,
 };

@@ -126,7 +126,7 @@ impl Port {
     ) -> Result<ReceiverId> {
         let lanes = match options.notify {
             NotifyMode::Immediate => lanes.min(self.lanes()),
-            NotifyMode::Message | NotifyMode::Polling => 1,
+            NotifyMode::Message => 1,
         };
         let (kind, memory) = (memory.kind(), Arc::new(memory));
         self.offer_in(options, lanes, kind, |scopes| {

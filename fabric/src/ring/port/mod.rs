@@ -23,8 +23,8 @@ use super::posted_receives::PostedReceives;
 use super::queue_budget::QueueBudget;
 use super::retries::Retries;
 use super::{
-    ChunkView, EndpointIo, Immediate, Message, NotifyMode, Pushed, ReceivedNotice, ReceiverId,
-    RingNotice, RingReceiver, RingSender, SenderId, SenderInstance,
+    ChunkView, EndpointIo, Immediate, Message, Pushed, ReceivedNotice, ReceiverId, RingNotice,
+    RingReceiver, RingSender, SenderId, SenderInstance,
 };
 use crate::{
     CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Outcome, Peer, RegionSlice, Result,
@@ -97,8 +97,8 @@ pub struct Port {
     receivers: Vec<Option<Box<RingReceiver>>>,
     /// By sender index.
     senders: Vec<Option<Box<RingSender>>>,
-    /// Some rings may need polling besides the completion queue: those in polling mode, with
-    /// notices to send, or being closed. Serviced and computed anew when the queue is empty.
+    /// Some rings may need polling besides the completion queue: those in message mode, that await
+    /// a header, or being closed. Serviced and computed anew when the queue is empty.
     needs_polling: bool,
     /// Peers that cannot take end notices now.
     retries: Retries,
@@ -341,11 +341,9 @@ impl Port {
         }
         has_moved |= self.progress_close();
         if self.events.is_some() {
-            // These get no notice.
-            for receiver in self.receivers.iter_mut().flatten() {
-                if receiver.notify() == NotifyMode::Polling || receiver.awaits_header() {
-                    receiver.queue_event(&mut self.events);
-                }
+            // A header gets no notice.
+            for receiver in self.receivers.iter_mut().flatten().filter(|it| it.awaits_header()) {
+                receiver.queue_event(&mut self.events);
             }
         }
         self.posted_receives.refill(&mut self.io)?;
@@ -354,18 +352,15 @@ impl Port {
         Ok(if has_moved { PortEvent::Ring } else { PortEvent::Idle })
     }
 
+    /// Sends the pending notices of a sender. True if it failed.
     fn send_pending_of(&mut self, sender_index: u16) -> bool {
         let Some(Some(sender)) = self.senders.get_mut(usize::from(sender_index)) else {
             return false;
         };
-        let has_moved = sender.send_pending(&mut self.io).unwrap_or_else(|error| {
-            sender.fail(error);
-            true
-        });
-        if has_moved {
-            sender.queue_event(&mut self.events);
-        }
-        has_moved
+        let Err(error) = sender.send_pending(&mut self.io) else { return false };
+        sender.fail(error);
+        sender.queue_event(&mut self.events);
+        true
     }
 
     /// Begins a message of `length` bytes, to be [pushed](Self::push). It can be abandoned until a

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use gpu::{Memory, Point, Slice, Stream};
 use ipc::{Block, Caller};
+use threads::{RetryBackoff, lock};
 
 pub use self::sync_words::Readiness;
 pub(crate) use self::sync_words::{OWNED_BY_STREAMS, SyncPoint};
@@ -19,7 +20,6 @@ use super::Pool;
 use super::bytes::SegmentPart;
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
-use crate::lock::lock;
 
 /// Bytes of sync words that are registered for a device at once, so that unused ones are not
 /// pinned. Whole pages of any page size.
@@ -28,24 +28,9 @@ const REGISTER_BYTES: u64 = 64 << 10;
 const WORD: u64 = size_of::<u32>() as u64;
 /// Number of earlier writes to check with each new one.
 const CHECKS_PER_WRITE: usize = 8;
-/// Back-off between two polls of a word that a stream is to write.
-const MIN_BACKOFF: Duration = Duration::from_micros(20);
-const MAX_BACKOFF: Duration = Duration::from_millis(1);
-
-/// Back-off between polls of state that rings no doorbell.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct PollBackoff(Duration);
-
-impl PollBackoff {
-    pub(crate) const NEW: Self = Self(MIN_BACKOFF);
-
-    /// Time of the next poll.
-    pub(crate) fn next(&mut self, deadline: Instant) -> Instant {
-        let backoff = self.0;
-        self.0 = (backoff * 2).min(MAX_BACKOFF);
-        (Instant::now() + backoff).min(deadline)
-    }
-}
+/// Pauses between polls of a word that a stream is to write: it rings no doorbell.
+pub(crate) const STREAM_POLL_BACKOFF: RetryBackoff =
+    RetryBackoff::new(Duration::from_micros(20), Duration::from_millis(1));
 
 /// An object with work to do when streams of this process progress, which it detects only by
 /// polling.
@@ -209,7 +194,7 @@ impl Pool {
     /// Waits until no stream of this process uses this pool, by messages or by unfinished copies.
     /// False at the deadline, or if completion cannot be detected.
     pub(crate) fn drain_streams(&self, caller: &Caller<'_>, deadline: Instant) -> bool {
-        let mut backoff = PollBackoff::NEW;
+        let mut backoff = STREAM_POLL_BACKOFF;
         loop {
             self.free_completed(caller);
             if self.streams.has_unsignalled.load(Ordering::Acquire) {
@@ -218,10 +203,11 @@ impl Pool {
             let is_busy = !lock(&self.streams.stream_writes).is_empty()
                 || !lock(&self.streams.stream_pollers).is_empty()
                 || self.has_pending_copies();
-            if !is_busy || Instant::now() >= deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !is_busy || left.is_zero() {
                 return !is_busy;
             }
-            std::thread::sleep(backoff.next(deadline).saturating_duration_since(Instant::now()));
+            std::thread::sleep(backoff.next_pause().min(left));
         }
     }
 }

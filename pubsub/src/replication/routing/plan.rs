@@ -13,19 +13,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
+use threads::RetryBackoff;
+
 use crate::ids::NodeId;
-use crate::replication::retry_backoff::RetryBackoff;
+use crate::replication::retry_schedule::RetrySchedule;
 use crate::settings::SharedSettings;
 use crate::topic::Topic;
 
 /// Backoff of a broken connection between connected nodes.
-const RECONNECT_BACKOFF: (Duration, Duration) =
-    (Duration::from_millis(100), Duration::from_millis(6400));
+const RECONNECT_BACKOFF: RetryBackoff =
+    RetryBackoff::new(Duration::from_millis(100), Duration::from_millis(6400));
 /// Timeout for a connected node's interests: its service may have taken over, and waits until all
 /// its processes have rejoined.
 const INTERESTS_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a destination that blocked others is suspended.
-const SUSPENSION: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
+const SUSPENSION: RetryBackoff =
+    RetryBackoff::new(Duration::from_secs(30), Duration::from_secs(600));
 
 /// A topic of this node.
 #[derive(Debug, Clone)]
@@ -68,7 +71,7 @@ impl DestinationState {
 struct Destination {
     state: DestinationState,
     /// Backoff since the connection broke last.
-    broken: Option<RetryBackoff>,
+    broken: Option<RetrySchedule>,
 }
 
 #[derive(Debug)]
@@ -92,7 +95,7 @@ pub(crate) struct RoutingPlan {
     /// Topics that cannot be sent to a node; a retry would fail, too.
     unsendable: BTreeSet<(u32, NodeId)>,
     /// Destinations that blocked others.
-    suspended: BTreeMap<(u32, NodeId), RetryBackoff>,
+    suspended: BTreeMap<(u32, NodeId), RetrySchedule>,
 }
 
 /// Returns true if messages can be exchanged between topics of these settings. The memory that they
@@ -201,7 +204,7 @@ impl RoutingPlan {
     pub(super) fn connection_broke(&mut self, now: Instant, topic: u32, node: NodeId) {
         let Some(destination) = self.destination(topic, node) else { return };
         let DestinationState::Sending { since } = destination.state else { return };
-        let backoff = RetryBackoff::after(destination.broken, now, RECONNECT_BACKOFF);
+        let backoff = RetrySchedule::after(destination.broken, now, RECONNECT_BACKOFF);
         destination.broken = Some(backoff);
         destination.state = DestinationState::Broken { since, until: backoff.until() };
     }
@@ -229,7 +232,7 @@ impl RoutingPlan {
             return false;
         }
         let before = self.suspended.get(&(topic, node)).copied();
-        self.suspended.insert((topic, node), RetryBackoff::after(before, now, SUSPENSION));
+        self.suspended.insert((topic, node), RetrySchedule::after(before, now, SUSPENSION));
         true
     }
 
@@ -332,7 +335,7 @@ impl RoutingPlan {
             DestinationState::Idle | DestinationState::Sending { .. } => None,
         });
         let backoffs = self.suspended.range(of_topic(number)).map(|(_, backoff)| backoff);
-        let backoffs = backoffs.filter(|backoff| !backoff.is_over(now)).map(RetryBackoff::until);
+        let backoffs = backoffs.filter(|backoff| !backoff.is_over(now)).map(RetrySchedule::until);
         states.chain(backoffs).min()
     }
 }
@@ -553,7 +556,7 @@ mod tests {
         subscribe(start, &mut plan);
         plan.update(start, "numbers", &local(true, &[]));
         let mut now = start;
-        for pause in [1, 2, 4, 8, 16, 32, 64, 64].map(|times| times * RECONNECT_BACKOFF.0) {
+        for pause in [1, 2, 4, 8, 16, 32, 64, 64].map(|times| times * RECONNECT_BACKOFF.first()) {
             plan.connection_broke(now, 7, NODE);
             // A second report of the same break changes nothing.
             plan.connection_broke(now, 7, NODE);
@@ -564,9 +567,9 @@ mod tests {
             plan.update(now, "numbers", &local(true, &[NODE]));
             assert_eq!(destination_state(&plan), Some(DestinationState::Sending { since: start }));
         }
-        now += 4 * RECONNECT_BACKOFF.1;
+        now += 4 * RECONNECT_BACKOFF.longest();
         plan.connection_broke(now, 7, NODE);
-        assert_eq!(plan.deadline(now, 7), Some(now + RECONNECT_BACKOFF.0));
+        assert_eq!(plan.deadline(now, 7), Some(now + RECONNECT_BACKOFF.first()));
     }
 
     #[test]
@@ -581,9 +584,9 @@ mod tests {
         assert!(plan.suspend_if_stalled(start + GRACE, (7, NODE), GRACE));
         plan.update(start + GRACE, "numbers", &local(true, &[NODE]));
         assert_eq!(destination_state(&plan), None);
-        assert_eq!(plan.deadline(start + GRACE, 7), Some(start + GRACE + SUSPENSION.0));
-        plan.update(start + GRACE + SUSPENSION.0, "numbers", &local(true, &[]));
-        let again = DestinationState::Sending { since: start + GRACE + SUSPENSION.0 };
+        assert_eq!(plan.deadline(start + GRACE, 7), Some(start + GRACE + SUSPENSION.first()));
+        plan.update(start + GRACE + SUSPENSION.first(), "numbers", &local(true, &[]));
+        let again = DestinationState::Sending { since: start + GRACE + SUSPENSION.first() };
         assert_eq!(destination_state(&plan), Some(again));
         // A destination that is waited for keeps its grace.
         plan.node_vanished(start, NODE);

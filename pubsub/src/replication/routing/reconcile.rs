@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use ipc::{Caller, Participant};
+use threads::RetryBackoff;
 
 use crate::error::Result;
 use crate::ids::NodeId;
@@ -22,14 +23,15 @@ use crate::replication::source::last_sequences::ReportedSequences;
 use crate::replication::source::start_sequences::StartSequences;
 use crate::replication::source::{DeliveredPositions, TopicSource, lost_publishers};
 use crate::replication::{
-    Command, ControlMessage, LocalTopic, POLL_INTERVAL, RemoteNodes, RetryBackoff, ServiceContext,
+    Command, ControlMessage, LocalTopic, POLL_INTERVAL, RemoteNodes, RetrySchedule, ServiceContext,
     TopicOptions, TopicParameters, WorkerPool, key,
 };
 use crate::settings::{Reliability, SharedLocation};
 use crate::topic::Topic;
 
 /// Backoff of a topic whose replication failed.
-const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
+const RETRY_BACKOFF: RetryBackoff =
+    RetryBackoff::new(Duration::from_millis(100), Duration::from_secs(60));
 
 /// Replication of one local topic.
 pub(super) struct TopicReplication {
@@ -42,7 +44,7 @@ pub(super) struct TopicReplication {
     /// Last sequences reported to the destinations.
     reported: ReportedSequences,
     /// Backoff after a failure.
-    backoff: Option<RetryBackoff>,
+    backoff: Option<RetrySchedule>,
     /// Not replicated until the backoff ends, so that publishers do not wait.
     is_given_up: bool,
     /// The topic's destinations still have to be given up.
@@ -239,7 +241,7 @@ impl TopicReplication {
     }
 
     fn back_off(&mut self, now: Instant) {
-        self.backoff = Some(RetryBackoff::after(self.backoff, now, RETRY_BACKOFF));
+        self.backoff = Some(RetrySchedule::after(self.backoff, now, RETRY_BACKOFF));
     }
 
     /// Records its destinations for the next service, before anything is retained for them.

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ipc::{Block, Words};
+use threads::lock;
 
 use super::ServiceContext;
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock::lock;
 use crate::pool::{DeliveryPath, Pool, SampleInfo, Stage};
 use crate::replication::source::payload_location;
 use crate::replication::source::start_sequences::ReplicationStart;

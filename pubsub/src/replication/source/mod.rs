@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ipc::SubscriptionId;
+use threads::lock;
 
 use super::ServiceContext;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock::lock;
 use crate::pool::{Direction, Pool, Readiness};
 use crate::replication::{MessageHeader, NodeId, OutgoingMessage, PayloadLocation, Source};
 use crate::settings::SharedLocation;

@@ -12,9 +12,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ipc::WaitStrategy;
+use threads::lock;
 
 use crate::error::{Error, Result};
-use crate::lock::lock;
 use crate::node_segment::PublishDoorbell;
 use crate::replication::Announcer;
 use crate::replication::source::last_sequences::IdlePublishers;

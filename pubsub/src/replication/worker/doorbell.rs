@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
 use fabric::Waker;
+use threads::lock;
 
 use super::TopicKey;
-use crate::lock::lock;
 
 /// Announced topics of a worker, and its waker.
 #[derive(Debug)]

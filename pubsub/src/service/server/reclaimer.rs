@@ -5,9 +5,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use ipc::{Liveness, Participant, PidFd};
+use threads::lock;
 
 use super::{ClientName, ServedNode, Service};
-use crate::lock::lock;
 use crate::service::protocol::{MAX_PIDFDS_PER_MESSAGE, Notice};
 use crate::service::registry::Registry;
 

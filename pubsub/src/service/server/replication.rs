@@ -5,23 +5,25 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use threads::{RetryBackoff, lock};
 
 use super::Service;
 use crate::error::{Error, ErrorKind};
-use crate::lock::lock;
 use crate::network_options::NetworkOptions;
 use crate::node_segment::MAX_NETWORK_BYTES;
 use crate::pool::PoolId;
 use crate::replication::{
-    self, ArrivalRepairLock, Replicator, RetryBackoff, ServiceContext, WaitingArrivals,
+    self, ArrivalRepairLock, Replicator, RetrySchedule, ServiceContext, WaitingArrivals,
 };
 use crate::report::Row;
 use crate::service::protocol;
 
 /// Back-off of attempts to start: the last service may still use the address.
-const START_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+const START_BACKOFF: RetryBackoff =
+    RetryBackoff::new(Duration::from_millis(100), Duration::from_secs(5));
 /// Back-off of log messages with the same reason.
-const LOG_BACKOFF: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
+const LOG_BACKOFF: RetryBackoff =
+    RetryBackoff::new(Duration::from_secs(5), Duration::from_secs(60));
 /// Back-off of attempts to release retained messages.
 const RELEASE_RETRY: Duration = Duration::from_millis(100);
 /// Maximum number of queued requests to grow pools.
@@ -52,13 +54,13 @@ pub(super) struct ReplicationSupervisor {
 struct StartAttempts {
     /// Time of the first one.
     first: Option<Instant>,
-    backoff: Option<RetryBackoff>,
+    backoff: Option<RetrySchedule>,
     /// Retrying is useless: the options are invalid.
     are_permanent: bool,
     /// Reason of the last one.
     reason: Option<Error>,
     /// Until then only another reason is logged.
-    log_backoff: Option<RetryBackoff>,
+    log_backoff: Option<RetrySchedule>,
 }
 
 impl StartAttempts {
@@ -66,7 +68,7 @@ impl StartAttempts {
     /// others at growing intervals.
     fn record_failure(&mut self, now: Instant, is_permanent: bool, reason: Error) -> bool {
         self.first.get_or_insert(now);
-        self.backoff = Some(RetryBackoff::after(self.backoff, now, START_BACKOFF));
+        self.backoff = Some(RetrySchedule::after(self.backoff, now, START_BACKOFF));
         let cause = |error: &Error| (error.kind(), error.operation());
         let is_new = self.reason.as_ref().map(cause) != Some(cause(&reason))
             || self.are_permanent != is_permanent;
@@ -76,7 +78,7 @@ impl StartAttempts {
             is_new || self.log_backoff.is_none_or(|log_backoff| log_backoff.is_over(now));
         if is_logged {
             self.log_backoff =
-                Some(RetryBackoff::after(self.log_backoff.filter(|_| !is_new), now, LOG_BACKOFF));
+                Some(RetrySchedule::after(self.log_backoff.filter(|_| !is_new), now, LOG_BACKOFF));
         }
         is_logged
     }
@@ -393,7 +395,7 @@ mod tests {
         assert!(attempts.have_expired(now, None));
         assert!(!attempts.have_expired(now, Some(&network)) && attempts.may_begin(now));
         attempts.record_failure(now, false, because("taken"));
-        assert!(!attempts.may_begin(now) && attempts.may_begin(now + START_BACKOFF.0));
+        assert!(!attempts.may_begin(now) && attempts.may_begin(now + START_BACKOFF.first()));
         assert!(!attempts.have_expired(now + network.lost_after / 2, Some(&network)));
         attempts.record_failure(now + network.lost_after / 2, false, because("taken"));
         let late = now + network.lost_after;

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ipc::PidFd;
+use threads::lock;
 
 use super::LocalTarget;
 use crate::agent::Event;
 use crate::agent::local_protocol::Introduction;
 use crate::agent::session_segment::TargetSegment;
-use crate::lock;
 use crate::region::RegisteredRegion;
 
 /// An initiator of this machine that is connected to this agent.

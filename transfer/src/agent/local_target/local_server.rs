@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ipc::{Channel, ChannelError, ChannelListener, Message, PidFd};
+use threads::lock;
 
 use super::{LocalInitiator, LocalTarget};
 use crate::agent::card_file::{self, CardFile};
@@ -20,9 +21,9 @@ use crate::agent::{AgentCard, START};
 use crate::error::{Error, ErrorKind, failed};
 use crate::refusal::Refusal;
 use crate::region::RegionDescriptor;
+use crate::remaining;
 use crate::socket_server::{Handler, MAX_CONNECTIONS, SocketServer};
 use crate::wire::malformed;
-use crate::{lock, remaining};
 
 /// Maximum of local initiators, including disconnected ones that may still use a region.
 const MAX_LOCAL_INITIATORS: usize = if cfg!(test) { 16 } else { 1024 };

@@ -12,15 +12,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use ipc::{Doorbell, Layout, MappedWords, PidFd, Segment, SegmentError};
+use threads::{DeferredDrop, lock};
 
-use self::reclaim::Reclaim;
+use self::reclaim::RetainedMemory;
 use self::region_table::RegionTable;
 use super::START;
 use super::local_protocol::Introduction;
 use crate::admission::Admission;
 use crate::device_memory::WrittenDevices;
 use crate::error::{Error, ErrorKind, Result, failed};
-use crate::lock;
 use crate::rail::RailHandle;
 use crate::region::{Buffer, REGISTER, RegisteredRegion};
 use crate::share::random;
@@ -56,7 +56,8 @@ pub(crate) struct LocalTarget {
     /// Handles of the rails, once these are started.
     rail_handles: OnceLock<Vec<RailHandle>>,
     written_devices: WrittenDevices,
-    reclaim: Reclaim,
+    /// Of dropped regions.
+    retained_memory: DeferredDrop<RetainedMemory>,
 }
 
 impl LocalTarget {
@@ -80,7 +81,7 @@ impl LocalTarget {
             changes: AtomicU64::new(0),
             rail_handles: OnceLock::new(),
             written_devices: WrittenDevices::default(),
-            reclaim: Reclaim::default(),
+            retained_memory: DeferredDrop::default(),
         })
     }
 
@@ -173,7 +174,7 @@ impl LocalTarget {
         if copies.are_over() {
             self.forget_region(number);
         } else {
-            self.reclaim.retain_until_done(copies, number, buffer, self);
+            reclaim::retain_until_done(self, copies, number, buffer);
         }
     }
 

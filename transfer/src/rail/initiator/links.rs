@@ -8,6 +8,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use fabric::Address;
+use threads::RetryBackoff;
 
 use super::chunk_window::ChunkWindow;
 use super::notice_queue::NoticeQueue;
@@ -27,22 +28,24 @@ use crate::share::random;
 /// messages are limited.
 const MAX_PENDING_OPENS: usize = 128;
 
-/// The pause after the first attempt, and the longest.
-const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// Pauses between attempts to reconnect.
+const RECONNECT_BACKOFF: RetryBackoff =
+    RetryBackoff::new(Duration::from_millis(100), Duration::from_secs(5));
 /// How long to retry. After that, only a join by the agent retries.
 const MAX_RETRY_TIME: Duration = Duration::from_secs(3600);
 
-/// The schedule for reconnecting: growing pauses and a deadline.
+/// The times of attempts to reconnect: growing pauses and a deadline.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RetryBackoff {
+pub(super) struct ReconnectSchedule {
     next: Instant,
-    pause: Duration,
+    backoff: RetryBackoff,
     end: Instant,
 }
 
-impl RetryBackoff {
+impl ReconnectSchedule {
     fn new(now: Instant) -> Self {
-        Self { next: now + RETRY_PAUSES.0, pause: RETRY_PAUSES.0, end: now + MAX_RETRY_TIME }
+        let mut backoff = RECONNECT_BACKOFF;
+        Self { next: now + backoff.next_pause(), backoff, end: now + MAX_RETRY_TIME }
     }
 
     /// Is an attempt due? If so, schedules the next one.
@@ -50,14 +53,13 @@ impl RetryBackoff {
         if now < self.next || now >= self.end {
             return false;
         }
-        self.pause = (2 * self.pause).min(RETRY_PAUSES.1);
-        self.next = now + self.pause;
+        self.next = now + self.backoff.next_pause();
         true
     }
 
     /// An attempt failed: the pause starts now.
     fn failed(&mut self, now: Instant) {
-        self.next = now + self.pause;
+        self.next = now + self.backoff.last_pause();
     }
 }
 
@@ -114,7 +116,7 @@ impl InitiatorRole {
             let error = Error::new(CONNECT, ErrorKind::Closed, detail);
             return io.report(RailEvent::Down { link: number, error });
         }
-        let new = || KnownTarget { target, backoff: None, wanted: HashMap::new() };
+        let new = || KnownTarget { target, reconnect: None, wanted: HashMap::new() };
         let known_target = self.lost_links.remove(&number).unwrap_or_else(new);
         self.start_connect(io, number, known_target, timeout, true);
     }
@@ -136,7 +138,7 @@ impl InitiatorRole {
         let (session, peer) = match session_and_peer {
             Ok(session_and_peer) => session_and_peer,
             Err(error) => {
-                known_target.backoff.get_or_insert_with(|| RetryBackoff::new(now));
+                known_target.reconnect.get_or_insert_with(|| ReconnectSchedule::new(now));
                 self.lost_links.insert(number, known_target);
                 if has_waiter {
                     io.report(RailEvent::Down { link: number, error });
@@ -212,7 +214,7 @@ impl InitiatorRole {
         // All regions are open again.
         if matches!(link.state, LinkState::Opening) && is_open {
             link.state = LinkState::Up;
-            (link.known_target.backoff, link.has_waiter) = (None, false);
+            (link.known_target.reconnect, link.has_waiter) = (None, false);
             io.report(RailEvent::Up { link: number });
         }
     }
@@ -340,12 +342,12 @@ impl InitiatorRole {
             if link.is_up() || link.has_waiter {
                 io.report(RailEvent::Down { link: number, error });
             }
-            let backoff = &mut link.known_target.backoff;
+            let reconnect = &mut link.known_target.reconnect;
             if close_reason == CloseReason::Lost {
                 let now = Instant::now();
-                backoff.get_or_insert_with(|| RetryBackoff::new(now)).failed(now);
+                reconnect.get_or_insert_with(|| ReconnectSchedule::new(now)).failed(now);
             } else {
-                *backoff = None;
+                *reconnect = None;
             }
             self.lost_links.insert(number, link.known_target);
         }
@@ -409,7 +411,7 @@ impl InitiatorRole {
         for (number, lost) in lost_links {
             if !in_flight.values().any(|chunk| chunk.link == *number)
                 && !direct.has_chunks_of_link(*number)
-                && lost.backoff.as_mut().is_some_and(|backoff| backoff.is_due(now))
+                && lost.reconnect.as_mut().is_some_and(|reconnect| reconnect.is_due(now))
             {
                 due.push(*number);
             }
@@ -430,10 +432,10 @@ mod tests {
     #[test]
     fn pauses_grow_up_to_a_limit_and_retries_end() {
         let start = Instant::now();
-        let mut backoff = RetryBackoff::new(start);
+        let mut reconnect = ReconnectSchedule::new(start);
         let time = |ms: u64| start + Duration::from_millis(ms);
         let times: Vec<_> =
-            (0..4_000_000).step_by(50).filter(|ms| backoff.is_due(time(*ms))).collect();
+            (0..4_000_000).step_by(50).filter(|ms| reconnect.is_due(time(*ms))).collect();
         assert_eq!(times[..7], [100, 300, 700, 1500, 3100, 6300, 11_300]);
         assert!(times.windows(2).all(|two| two[1] - two[0] <= 5000));
         assert_eq!(times.last().map(|ms| ms / 10_000), Some(359), "an hour");
@@ -442,12 +444,11 @@ mod tests {
     #[test]
     fn pause_starts_when_an_attempt_has_failed() {
         let start = Instant::now();
-        let mut backoff = RetryBackoff::new(start);
-        assert!(backoff.is_due(start + RETRY_PAUSES.0));
+        let mut reconnect = ReconnectSchedule::new(start);
+        let first = RECONNECT_BACKOFF.first();
+        assert!(reconnect.is_due(start + first));
         let late = start + Duration::from_secs(10);
-        backoff.failed(late);
-        assert!(
-            !backoff.is_due(late + RETRY_PAUSES.0) && backoff.is_due(late + 2 * RETRY_PAUSES.0)
-        );
+        reconnect.failed(late);
+        assert!(!reconnect.is_due(late + first) && reconnect.is_due(late + 2 * first));
     }
 }

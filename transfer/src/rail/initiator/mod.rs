@@ -19,7 +19,7 @@ use self::chunk_window::ChunkWindow;
 use self::chunks::Stage;
 use self::direct_requests::DirectRequests;
 pub(crate) use self::direct_requests::{DirectRequest, PROBE_TIMEOUT};
-use self::links::RetryBackoff;
+use self::links::ReconnectSchedule;
 use self::notice_queue::NoticeQueue;
 use self::tcp_probe::TcpProbe;
 use self::transfers::ActiveTransfer;
@@ -70,7 +70,7 @@ enum LinkState {
 struct KnownTarget {
     target: LinkTarget,
     /// None if it is not retried.
-    backoff: Option<RetryBackoff>,
+    reconnect: Option<ReconnectSchedule>,
     /// Regions that the agent has opened, also in earlier sessions.
     wanted: HashMap<u64, WantedRegion>,
 }

@@ -6,7 +6,7 @@ pub(super) mod table;
 use std::collections::HashMap;
 
 use fabric::MemoryRegion;
-use fabric::ring::{ChunkView, NotifyMode, Port, ReceiverId, SenderId};
+use fabric::ring::{ChunkView, Port, ReceiverId, SenderId};
 use gpu::Device;
 
 use self::stall_detection::{MAX_DOUBLINGS, SendProgress, StallSuspicion, StallVerdict};
@@ -235,11 +235,8 @@ struct InboundRing {
 impl InboundRing {
     /// Chunks received, and the credit sent to the writer.
     fn received_counts(&self, port: &Port) -> Option<(u64, u64)> {
-        let receiver = port.receiver(self.memory.id).ok()?;
-        // A polling reader does not know arrived chunks before it takes them.
-        let is_notified = receiver.notify() != NotifyMode::Polling;
-        is_notified
-            .then(|| (receiver.reader().received_chunks(), receiver.reader().credited_head()))
+        let reader = port.receiver(self.memory.id).ok()?.reader();
+        Some((reader.received_chunks(), reader.credited_head()))
     }
 }
 

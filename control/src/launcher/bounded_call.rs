@@ -20,6 +20,7 @@ pub(super) fn left(deadline: Instant) -> Duration {
 /// Runs a call on a thread of its own; None if it does not return before the deadline. The thread
 /// then remains, until the process ends or the call returns.
 pub(super) fn run<T: Send + 'static>(
+    thread_name: &str,
     deadline: Instant,
     call: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<Option<T>> {
@@ -27,7 +28,7 @@ pub(super) fn run<T: Send + 'static>(
     let call = move || {
         let _ = sender.send(call());
     };
-    threads::spawn("fabricast-pmix", call)?;
+    threads::spawn(thread_name, call)?;
     match returned.recv_timeout(left(deadline)) {
         Ok(result) => Ok(Some(result)),
         Err(RecvTimeoutError::Timeout) => Ok(None),
@@ -42,9 +43,9 @@ mod tests {
     #[test]
     fn calls_return_or_are_abandoned() {
         let soon = || deadline(Duration::from_millis(20));
-        assert_eq!(run(deadline(Duration::MAX), || 7).unwrap(), Some(7));
+        assert_eq!(run("call", deadline(Duration::MAX), || 7).unwrap(), Some(7));
         let (sender, receiver) = mpsc::channel::<()>();
-        assert_eq!(run(soon(), move || receiver.recv().is_ok()).unwrap(), None);
+        assert_eq!(run("call", soon(), move || receiver.recv().is_ok()).unwrap(), None);
         drop(sender);
     }
 }

@@ -1,4 +1,8 @@
-//! Detecting a fork of this process.
+//! Detects objects that a forked child inherited.
+//!
+//! A forked child has none of its parent's threads, and shares its sockets, device queues, shared
+//! memory and names in `/dev/shm`. Closing an object there would shut down the parent's connections
+//! and remove its names; its lock may be held by a thread that does not exist.
 #![allow(unsafe_code)]
 
 use std::sync::Once;
@@ -7,9 +11,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Identifies this process, in a way that a fork changes.
 ///
-/// A handle that was made before a fork belongs to the parent: its participant is the parent's,
-/// and two processes under one participant would undo each other's changes. The handle stores
-/// this value, and fails when it is used in the child.
+/// An object that was made before a fork belongs to the parent. It stores this value, and a child
+/// neither uses nor closes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ForkGeneration(u32);
 
@@ -40,7 +43,7 @@ impl ForkGeneration {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
