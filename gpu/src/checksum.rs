@@ -36,15 +36,13 @@ pub fn checksum(bytes: &[u8]) -> u64 {
 /// The contribution of these bytes to the checksum of a longer range, in which their first word
 /// has this index.
 pub(crate) fn checksum_from(first: u64, bytes: &[u8]) -> u64 {
-    let mut chunks = bytes.chunks_exact(8);
+    let (words, rest) = bytes.as_chunks();
     let mut sum = 0_u64;
     let mut number = first;
-    for chunk in &mut chunks {
-        let word = u64::from_le_bytes(chunk.try_into().unwrap_or_default());
-        sum = sum.wrapping_add(word_term(number, word));
+    for word in words {
+        sum = sum.wrapping_add(word_term(number, u64::from_le_bytes(*word)));
         number += 1;
     }
-    let rest = chunks.remainder();
     if !rest.is_empty() {
         let mut word = [0; 8];
         word[..rest.len()].copy_from_slice(rest);

@@ -3,6 +3,7 @@
 
 pub mod addresses;
 pub mod allocations;
+pub mod bytes;
 pub mod children;
 pub mod measurement_lock;
 pub mod processes;

@@ -20,6 +20,8 @@ pub struct Exclusion {
 pub struct Conditions {
     pub library: Version,
     pub has_cuda: bool,
+    /// Another stage runs all cells on this library, built against other headers.
+    pub headers_only: bool,
 }
 
 pub fn load() -> Result<Vec<Exclusion>, String> {
@@ -58,6 +60,7 @@ fn holds(when: &str, conditions: &Conditions, absent: bool) -> bool {
         "always" => true,
         "absent" => absent,
         "no-cuda" => !conditions.has_cuda,
+        "headers-only" => conditions.headers_only,
         "root" => is_root(),
         _ => match (when.strip_prefix("lib<"), when.strip_prefix("lib>=")) {
             (Some(bound), _) => conditions.library < version(bound),

@@ -7,7 +7,8 @@
 //! reason. An unlisted lack is a failure, and so is a run without any cell.
 //!
 //! ```text
-//! provider_matrix [--only PATTERN]… [--exclude PATTERN]… [--json FILE] [--label TEXT]    run cells
+//! provider_matrix [--only PATTERN]… [--exclude PATTERN]… [--headers-only] [--json FILE] [--label TEXT]
+//!                                                                   run cells
 //! provider_matrix --report FILE… [--skip-group NAME --reason TEXT]  print the table of several runs
 //! provider_matrix --list                                            list cells
 //! ```
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
             "--exclude" => options.exclude.push(value()),
             "--json" => options.json = Some(value().into()),
             "--label" => options.label = value(),
+            "--headers-only" => options.headers_only = true,
             "--cell" => cells.push(value()),
             "--peer" => return peer::serve(&value()),
             "--list" => options.list = true,

@@ -102,23 +102,14 @@ pub fn get(region: &MemoryRegion, offset: usize, length: usize) -> CaseResult<Ve
 
 /// Bytes that differ for every seed and offset.
 pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(length + 8);
-    while bytes.len() < length {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(length);
-    bytes
+    testkit::bytes::pattern(length, seed)
 }
 
 pub fn check_bytes(what: &str, got: &[u8], expected: &[u8]) -> CaseResult {
     if got == expected {
         return Ok(());
     }
-    let at = got.iter().zip(expected).position(|(a, b)| a != b);
+    let at = testkit::bytes::first_difference(got, expected);
     Err(format!("{what}: wrong data, first at byte {at:?} of {}", expected.len()).into())
 }
 

@@ -20,6 +20,7 @@ pub struct Options {
     pub exclude: Vec<String>,
     pub json: Option<PathBuf>,
     pub label: String,
+    pub headers_only: bool,
     pub list: bool,
     pub report: Vec<PathBuf>,
     /// Whole stages that did not run, each with its reason.
@@ -52,7 +53,11 @@ fn run_all(options: &Options) -> Result<bool, String> {
         reports.extend(options.skipped.iter().map(|(stage, why)| skipped_report(stage, why)));
         return Ok(report::print(&reports));
     }
-    let conditions = Conditions { library: Version::running(), has_cuda: cuda::is_available() };
+    let conditions = Conditions {
+        library: Version::running(),
+        has_cuda: cuda::is_available(),
+        headers_only: options.headers_only,
+    };
     let list = exclusions::load()?;
     let mut report = Report {
         label: if options.label.is_empty() {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use gpu::{Device, DeviceName, Implementation, Slice, Stream};
+use testkit::bytes::{first_difference, pattern};
 
 /// The implementation under test: `cuda` or `emulated`.
 pub const VARIABLE: &str = "FABRICAST_CONFORMANCE";
@@ -47,23 +48,9 @@ impl Fixture {
         let mut bytes = vec![0; slice.length() as usize];
         self.stream.download(slice, &mut bytes, gpu::DEFAULT_TIMEOUT).unwrap();
         let expected = pattern(bytes.len(), seed);
-        let wrong = bytes.iter().zip(&expected).position(|(is, should)| is != should);
+        let wrong = first_difference(&bytes, &expected);
         assert_eq!(wrong, None, "{slice:?} has a wrong byte");
     }
-}
-
-/// Bytes that differ by offset and by seed.
-pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(length + 8);
-    while bytes.len() < length {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(length);
-    bytes
 }
 
 /// The resources that a case must leave unchanged.

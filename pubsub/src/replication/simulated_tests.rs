@@ -28,7 +28,7 @@ const OPTIONS: OutboundOptions =
     OutboundOptions { piece: MIB, slots: 8, max_retained: None, timeout: u64::MAX };
 
 fn bytes_of(position: u64, length: usize) -> Vec<u8> {
-    (0..length).map(|at| (at as u64 * 31 + position * 7 + (at as u64 >> 9)) as u8).collect()
+    testkit::bytes::pattern(length, position)
 }
 
 fn messages(lengths: &[usize], is_device: bool) -> Vec<(u64, SimPayload)> {

@@ -231,7 +231,7 @@ pub fn run() {
         }
     }
 
-    let bytes: Vec<u8> = (0..BEYOND_RING_SIZE + 4096).map(|at| ((at * 31) >> 3) as u8).collect();
+    let bytes = testkit::bytes::pattern(BEYOND_RING_SIZE + 4096, 31);
     let (bytes, is_over) = (&bytes[..], &AtomicBool::new(false));
     let counts: Vec<AtomicU64> = readers.iter().map(|_| AtomicU64::new(0)).collect();
     let of = |flow: &Flow| {

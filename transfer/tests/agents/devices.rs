@@ -147,7 +147,7 @@ fn has_only(memory: &Memory, byte: u8) -> bool {
     let mut bytes = vec![0; SMALL as usize];
     let stream = memory.mapped_for().stream().unwrap();
     stream.download(&memory.whole(), &mut bytes, TIMEOUT).unwrap();
-    bytes.iter().all(|found| *found == byte)
+    testkit::bytes::all_are(&bytes, byte)
 }
 
 /// In a child: registers memory between other memory, frees it on command, and allocates again.

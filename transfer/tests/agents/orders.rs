@@ -11,6 +11,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use gpu::{Block, Device, Memory, emulated};
+use testkit::bytes::all_are;
 use testkit::children::{self, Child};
 use transfer::path::Policy;
 use transfer::{Agent, AgentOptions, Buffer, HostBuffer, Region, Rights, Route};
@@ -122,12 +123,8 @@ impl Guarded {
     /// Only the owner wrote to the region since its end, and no peer ever wrote outside.
     fn check(&self, what: &str) {
         let [before, inside, behind] = self.bytes();
-        assert!(
-            inside.iter().all(|byte| *byte == AFTER),
-            "{what}: bytes were written after the end"
-        );
-        let outside = before.iter().chain(&behind);
-        assert!(outside.into_iter().all(|byte| *byte == OUTSIDE), "{what}: bytes outside");
+        assert!(all_are(&inside, AFTER), "{what}: bytes were written after the end");
+        assert!(all_are(&before, OUTSIDE) && all_are(&behind, OUTSIDE), "{what}: bytes outside");
     }
 }
 

@@ -36,7 +36,7 @@ pub fn next_device(device: &Device) -> Option<Device> {
 
 /// Consecutive numbers, starting with `first`.
 pub fn numbers(length: u64, first: u32) -> Vec<u8> {
-    (0..length as u32 / 4).flat_map(|at| (first + at).to_le_bytes()).collect()
+    testkit::bytes::numbers(length as usize, first)
 }
 
 /// Kills its process on drop.

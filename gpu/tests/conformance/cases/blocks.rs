@@ -6,7 +6,9 @@ use gpu::{Block, CopyMethod, DEFAULT_TIMEOUT, ErrorKind, Memory};
 
 use super::streams::{Pages, slow};
 use super::{Skip, second};
-use crate::fixture::{Fixture, pattern};
+use testkit::bytes::pattern;
+
+use crate::fixture::Fixture;
 
 const ALL: [CopyMethod; 3] = [CopyMethod::Best, CopyMethod::Kernel, CopyMethod::CopyEngine];
 
@@ -61,7 +63,7 @@ impl Pair {
     fn check(&self, fixture: &Fixture, by: CopyMethod) {
         let mut bytes = vec![0; self.there.len()];
         fixture.stream.download(&self.to.whole(), &mut bytes, DEFAULT_TIMEOUT).unwrap();
-        let wrong = bytes.iter().zip(&self.there).position(|(is, should)| is != should);
+        let wrong = testkit::bytes::first_difference(&bytes, &self.there);
         assert_eq!(wrong, None, "{by:?}: a byte differs");
     }
 }

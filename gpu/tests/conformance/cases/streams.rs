@@ -7,7 +7,9 @@ use gpu::emulated::{FaultConfig, configure_faults};
 use gpu::{DEFAULT_TIMEOUT, ErrorKind, HostMapping};
 
 use super::{Skip, second, skip};
-use crate::fixture::{Fixture, pattern};
+use testkit::bytes::pattern;
+
+use crate::fixture::Fixture;
 
 /// Host memory, like a shared segment.
 #[derive(Debug)]
