@@ -4,6 +4,7 @@
 pub mod addresses;
 pub mod allocations;
 pub mod bytes;
+pub mod cases;
 pub mod children;
 pub mod measurement_lock;
 pub mod processes;

@@ -6,7 +6,9 @@ use std::time::Duration;
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicBool;
 
-use super::{ModelWords, Waiting, caller, check, check_with};
+use super::{
+    ModelWords, THREE_THREADS, TWO_THREADS, Waiting, caller, check, check_with, check_within,
+};
 use crate::lock::{Acquired, Guard, WORDS};
 use crate::participant::{AlwaysAlive, Caller, Liveness, Participant};
 use crate::words::{LocalWords, Words};
@@ -47,22 +49,22 @@ fn lock_excludes_two_spinners() {
 
 #[test]
 fn lock_excludes_and_wakes_two_sleepers() {
-    check_with(3, || run(Waiting::Sleeping, 2, 2, 0));
+    check_within(TWO_THREADS, || run(Waiting::Sleeping, 2, 2, 0));
 }
 
 #[test]
 fn lock_excludes_two_nappers() {
-    check_with(3, || run(Waiting::Napping, 2, 2, 0));
+    check_within(TWO_THREADS, || run(Waiting::Napping, 2, 2, 0));
 }
 
 #[test]
 fn lock_excludes_three_spinners() {
-    check(|| run(Waiting::Looking, 3, 1, 0));
+    check_within(THREE_THREADS, || run(Waiting::Looking, 3, 1, 0));
 }
 
 #[test]
 fn lock_excludes_and_wakes_three_sleepers() {
-    check(|| run(Waiting::Sleeping, 3, 1, 0));
+    check_within(THREE_THREADS, || run(Waiting::Sleeping, 3, 1, 0));
 }
 
 #[test]

@@ -170,11 +170,25 @@ impl Words for ModelWords {
     }
 }
 
-/// Runs a model in all interleavings, with this many preemptions of runnable threads, or as
-/// many as LOOM_MAX_PREEMPTIONS says.
-fn check_with(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+/// The most preemptions of runnable threads in an interleaving.
+#[derive(Debug, Clone, Copy)]
+struct Preemptions {
+    usual: usize,
+    /// With DEEP_MODELS set, in `scripts/test loom-deep`: minutes for a model.
+    deep: usize,
+}
+
+/// Of threads that take a lock more than once.
+const TWO_THREADS: Preemptions = Preemptions { usual: 2, deep: 3 };
+const THREE_THREADS: Preemptions = Preemptions { usual: 1, deep: 2 };
+
+/// Runs a model in all interleavings with so many preemptions, or as many as LOOM_MAX_PREEMPTIONS
+/// says.
+fn check_within(preemptions: Preemptions, model: impl Fn() + Sync + Send + 'static) {
+    let is_deep = std::env::var_os("DEEP_MODELS").is_some();
+    let bound = if is_deep { preemptions.deep } else { preemptions.usual };
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
+    builder.preemption_bound = builder.preemption_bound.or(Some(bound));
     builder.max_branches = 50_000;
     let runs = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
     builder.check({
@@ -185,6 +199,10 @@ fn check_with(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
         }
     });
     println!("{} ways", runs.load(Ordering::Relaxed));
+}
+
+fn check_with(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    check_within(Preemptions { usual: preemptions, deep: preemptions }, model);
 }
 
 fn check(model: impl Fn() + Sync + Send + 'static) {

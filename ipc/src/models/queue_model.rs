@@ -223,7 +223,7 @@ fn two_publishers_and_a_reader() {
 /// A living subscriber that was taken for dead reads; another takes its slot.
 #[test]
 fn removed_subscriber_sees_no_torn_entry() {
-    check_with(3, || {
+    check_within(Preemptions { usual: 2, deep: 3 }, || {
         let (queue, words) = queue(1, OverflowPolicy::Reject);
         let mut removed = subscribe(&queue, 0);
         publish(&queue, &words, 2, 0);

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use fabric::ring::ChunkHeader;
 use proptest::prelude::*;
+use testkit::cases::cases;
 
 use self::endpoints::{SimSink, SimSource, header_of};
 use self::simulation::{
@@ -473,7 +474,7 @@ fn failure() -> impl Strategy<Value = (usize, SimulatedFailure)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(48), ..ProptestConfig::default() })]
 
     #[test]
     fn messages_arrive_once_in_order_despite_failures(

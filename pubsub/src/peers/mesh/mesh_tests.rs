@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use proptest::prelude::*;
+use testkit::cases::cases;
 
 use self::simulated_network::{HostConfig, Simulation};
 use super::{Mesh, PeerState};
@@ -162,15 +163,9 @@ fn check_full_mesh(sim: &Simulation) {
     }
 }
 
-/// The number of cases, unless PROPTEST_CASES is set: rare failures take some thousands.
-fn cases(default: u32) -> ProptestConfig {
-    let configured =
-        std::env::var("PROPTEST_CASES").ok().and_then(|configured| configured.parse().ok());
-    ProptestConfig { cases: configured.unwrap_or(default), ..ProptestConfig::default() }
-}
-
 proptest! {
-    #![proptest_config(cases(200))]
+    // Rare failures take some thousands: `scripts/test simulations`.
+    #![proptest_config(ProptestConfig { cases: cases(40), ..ProptestConfig::default() })]
 
     #[test]
     fn all_nodes_connect_eventually_after_any_failures(

@@ -125,7 +125,7 @@ fn failure() -> impl Strategy<Value = (usize, SimulatedFailure)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(32), ..ProptestConfig::default() })]
 
     #[test]
     fn messages_arrive_once_in_order_despite_lane_failures(

@@ -130,7 +130,7 @@ fn stall() -> impl Strategy<Value = (usize, SimulatedStall)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(48), ..ProptestConfig::default() })]
 
     #[test]
     fn received_messages_are_intact_and_in_order_despite_stalls(
