@@ -1,5 +1,6 @@
 //! Agents: put into and get from regions of other agents.
 
+mod agent_files;
 mod card;
 mod card_file;
 mod direct_access;
@@ -47,11 +48,12 @@ use crate::region::{Buffer, Region, RegionDescriptor, Rights};
 use crate::remaining;
 use crate::share::check_fork;
 
+pub use agent_files::Condition;
 pub use card::{AgentCard, FabricAddress, MAX_PUBLISHED_REGIONS};
 pub use event_watch::EventWatch;
 pub use events::Event;
 pub use explain::MemoryAttributes;
-pub use leftovers::{Condition, Leftovers, clean};
+pub use leftovers::{Leftovers, clean};
 pub(crate) use local_target::LocalTarget;
 pub use options::{AgentOptions, choose_fabric};
 pub use route::Route;
