@@ -10,7 +10,7 @@ use super::device_verdicts::{DirectKeys, Verdicts};
 use super::remote_sessions::LostHalf;
 use super::{CONNECT, JOIN, Link, LinkState, RemoteTransport, RouteLane};
 use crate::agent::AgentCard;
-use crate::agent::events::Events;
+use crate::agent::event_queue::EventQueue;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::rail::{LinkTarget, RemoteSide};
 use crate::region::{RegionDescriptor, RegisteredRegion};
@@ -114,7 +114,7 @@ impl RemoteTransport {
         &mut self,
         Connecting { peer, links, is_first }: Connecting,
         (open, good): LinkCounts,
-        events: &mut Events,
+        events: &mut EventQueue,
     ) -> Result<()> {
         let mut failure = None;
         for number in &links {

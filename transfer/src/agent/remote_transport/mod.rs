@@ -15,7 +15,8 @@ use self::device_verdicts::{AwaitedRequests, Verdicts};
 use self::remote_sessions::{LostHalf, RemoteSessions};
 use self::route_lane::stripe_blocks;
 use super::card::{AgentCard, FabricAddress};
-use super::events::{Event, Events};
+use super::event::Event;
+use super::event_queue::EventQueue;
 use super::local_target::LocalTarget;
 use super::route::{DataMover, RouteInner};
 use super::{CONNECT, JOIN, OperationContext};
@@ -481,7 +482,7 @@ impl RemoteTransport {
     }
 
     /// Handles the events of the rails. True if there were any.
-    pub(super) fn poll(&mut self, events: &mut Events) -> bool {
+    pub(super) fn poll(&mut self, events: &mut EventQueue) -> bool {
         let (mut has_any, mut session_closed) = (false, Vec::new());
         for rail in 0..self.rails.len() {
             let has_ended = self.rails[rail].has_ended();
@@ -511,7 +512,7 @@ impl RemoteTransport {
     fn lose_rail(
         &mut self,
         rail: usize,
-        events: &mut Events,
+        events: &mut EventQueue,
     ) -> impl Iterator<Item = RailEvent> + use<> {
         let cause = || Error::new(CONNECT, ErrorKind::Closed, "the rail's thread has ended");
         let on_rail = self.links.iter().filter(|(_, link)| link.rail == rail);
@@ -546,7 +547,7 @@ impl RemoteTransport {
         }
     }
 
-    fn handle_rail_event(&mut self, rail: usize, event: RailEvent, events: &mut Events) {
+    fn handle_rail_event(&mut self, rail: usize, event: RailEvent, events: &mut EventQueue) {
         match event {
             RailEvent::Up { link: number } => {
                 if let Some(link) = self.links.get_mut(&number) {
@@ -614,7 +615,7 @@ impl RemoteTransport {
         self.report_session_events(events);
     }
 
-    fn report_session_events(&mut self, events: &mut Events) {
+    fn report_session_events(&mut self, events: &mut EventQueue) {
         self.remote_sessions.take_events().for_each(|event| events.push(event, None));
     }
 
