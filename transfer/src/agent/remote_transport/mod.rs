@@ -26,12 +26,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::notice::Notice;
 use crate::operations::Token;
 use crate::path::{Fabric, Operation, Probe, Registration};
-use crate::rail::{
-    Driver, LinkTarget, Rail, RailEvent, RailOptions, RailRequest, RailTransfer, RemoteSide,
-};
+use crate::rail::{Driver, LinkTarget, Rail, RailEvent, RailOptions, RailRequest, RailTransfer};
 
 pub(super) use connect::LinkCounts;
 pub(super) use device_verdicts::{DirectAccess, DirectKeys};
+pub(super) use route_lane::RouteLane;
 
 #[cfg(test)]
 mod tests;
@@ -101,16 +100,6 @@ struct PeerLinks {
     error: Option<Error>,
     /// Regions of device memory to which the peer grants no direct access, with the reason.
     refused_regions: HashMap<u64, String>,
-}
-
-/// The part of a route on one rail.
-#[derive(Debug)]
-pub(super) struct RouteLane {
-    link: u32,
-    rail: usize,
-    remote: RemoteSide,
-    /// Does the fabric access device memory itself?
-    is_direct: bool,
 }
 
 /// All state of an agent about rails.
@@ -288,8 +277,8 @@ impl RemoteTransport {
 
     /// Can it carry bytes now?
     fn is_open(&self, route_lane: &RouteLane) -> bool {
-        self.links.get(&route_lane.link).is_some_and(|link| {
-            link.is_up() && link.regions.get(&route_lane.remote.region) == Some(&true)
+        self.links.get(&route_lane.link()).is_some_and(|link| {
+            link.is_up() && link.regions.get(&route_lane.remote().region) == Some(&true)
         })
     }
 
@@ -405,7 +394,7 @@ impl RemoteTransport {
             Ok(local) => local,
             Err(error) => return self.stripe_done(token, Err(error)),
         };
-        let (link, remote) = (route_lane.link, route_lane.remote.clone());
+        let (link, remote) = (route_lane.link(), route_lane.remote().clone());
         let region = Arc::clone(route.local());
         let bytes = Some(RailTransfer { operation, local, remote, blocks, reroutes, region });
         self.submit(RailRequest { link, token, notice, bytes });
@@ -441,7 +430,7 @@ impl RemoteTransport {
             _ => return self.stripe_done(token, Err(closed())),
         };
         let open = || {
-            let others = route_lanes.iter().filter(|route_lane| route_lane.link != lost);
+            let others = route_lanes.iter().filter(|route_lane| route_lane.link() != lost);
             others.filter(|route_lane| self.is_open(route_lane))
         };
         let next_route_lane = self.next_route_lane;
