@@ -17,6 +17,7 @@
 //! | `resolve` | addresses of hosts |
 //! | `single` | a job of one rank |
 //! | `pmi/`, `pmix/`, `tcp_store/` | the launchers' protocols |
+//! | `launchers` | what there is to know about each launcher |
 //! | `detect` | which launcher started this process |
 //! | `start` | connects to it |
 
@@ -26,6 +27,7 @@ mod envelope;
 mod environment;
 mod error;
 mod exchange;
+mod launchers;
 mod pmi;
 mod pmix;
 mod presence;
@@ -35,11 +37,12 @@ mod start;
 mod tcp_store;
 mod text;
 
-pub use detect::{Launcher, detect};
+pub use detect::detect;
 pub use envelope::{Contribution, gather};
 pub use environment::Environment;
 pub use error::{Error, ErrorKind, Result};
 pub use exchange::{Exchange, LocalRank};
+pub use launchers::Launcher;
 pub use pmi::{PmiServer, PmiVersion};
 pub use single::Single;
 pub use start::start;
