@@ -5,21 +5,6 @@
 //! library that is loaded at run time, or the TCP store of torchrun. [`start`] finds out which, and
 //! connects to it; no MPI library is linked. A program that has an MPI communicator implements
 //! [`Exchange`] by it instead.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `environment` | the variables of this process, or recorded ones |
-//! | `exchange` | the trait that all launchers implement |
-//! | `envelope` | what each rank contributes to the exchange: its version, its bytes or its failure |
-//! | `text` | bytes as text, for exchanges of text |
-//! | `presence` | which ranks of this machine have started, to name the missing ones |
-//! | `bounded_call` | calls that may never return, on threads that can be abandoned |
-//! | `resolve` | addresses of hosts |
-//! | `single` | a job of one rank |
-//! | `pmi/`, `pmix/`, `tcp_store/` | the launchers' protocols |
-//! | `launchers` | what there is to know about each launcher |
-//! | `detect` | which launcher started this process |
-//! | `start` | connects to it |
 
 mod bounded_call;
 mod detect;

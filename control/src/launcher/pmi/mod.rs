@@ -6,19 +6,6 @@
 //! An MPI library may use the same socket. `hydra`, the launcher of MPICH and Intel MPI, answers
 //! both. Slurm answers the first only, and a launcher at an address answers the last connection
 //! only; connecting beside MPI is refused there.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `version` | the versions of the protocol |
-//! | `failure` | why talking to the launcher failed |
-//! | `message`, `wire1`, `wire2` | the messages of both protocols as bytes |
-//! | `descriptor`, `launcher_connection` | the socket |
-//! | `client` | requests and their answers |
-//! | `mapping` | which ranks are on this machine |
-//! | `pieces` | bytes as values of limited length |
-//! | `session` | the exchange |
-//! | `mpi` | whether MPI is used in this process |
-//! | `open_sessions` | all connections of this process, until its exit |
 
 mod client;
 mod descriptor;
