@@ -7,7 +7,7 @@ use std::time::Duration;
 use gpu::Block;
 use launch::Group;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyTuple};
 use transfer::path;
 use transfer::{
     Agent, AgentCard, AgentOptions, Done, Event, Notice, PeerId, Region, Rights, Route, Strided,
@@ -504,13 +504,8 @@ impl PyAgent {
         slf
     }
 
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _kind: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> Result<()> {
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> Result<()> {
         self.close(py, Some(30.0))
     }
 }

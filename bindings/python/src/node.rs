@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use ipc::WaitStrategy;
 use pubsub::{Node, ServiceMode, Settings, TopicSettings};
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 use crate::array;
 use crate::closable::Closable;
@@ -231,13 +232,8 @@ impl PyNode {
         slf
     }
 
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _kind: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) {
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
         self.close(py);
     }
 }

@@ -8,6 +8,7 @@ use gpu::{Block, CopyMethod, DEFAULT_TIMEOUT, Device, DeviceName};
 use pubsub::{Attempt, Loan, MAX_METADATA, Publisher, Sent};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 use threads::lock;
 
 use crate::array::{Array, Owner, Source, SourceDevice, data_type_of, gather};
@@ -344,13 +345,8 @@ impl PyPublisher {
         slf
     }
 
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _kind: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) {
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
         self.close(py);
     }
 }
