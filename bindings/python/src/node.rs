@@ -180,10 +180,7 @@ impl PyNode {
     }
 
     /// Waits until a topic exists on this node or a connected one, and opens it with its settings.
-    #[pyo3(
-        signature = (name, *, timeout=Some(30.0)),
-        text_signature = "($self, name, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (name, *, timeout=30.0))]
     fn open(&self, py: Python<'_>, name: String, timeout: Option<f64>) -> Result<PyTopic> {
         let node = self.node.get(OPEN)?;
         let end = Timeout::new(OPEN, timeout)?.end();

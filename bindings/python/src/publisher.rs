@@ -239,7 +239,7 @@ impl PyPublisher {
     /// Publishes a copy of an array or of bytes: of anything that has a buffer, DLPack or an array
     /// interface. A reliable topic waits for room.
     #[pyo3(
-        signature = (array, *, metadata=NO_METADATA, timeout=Some(30.0)),
+        signature = (array, *, metadata=NO_METADATA, timeout=30.0),
         text_signature = "($self, array, *, metadata=b'', timeout=30.0)"
     )]
     fn publish(
@@ -264,10 +264,7 @@ impl PyPublisher {
 
     /// Loans memory for a message, to be written in place: see `Loan`. The topic's type and shape
     /// are the default.
-    #[pyo3(
-        signature = (shape=None, dtype=None, *, timeout=Some(30.0)),
-        text_signature = "($self, shape=None, dtype=None, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (shape=None, dtype=None, *, timeout=30.0))]
     fn loan(
         &self,
         py: Python<'_>,
@@ -304,10 +301,7 @@ impl PyPublisher {
     }
 
     /// Waits until this many subscribers would receive a message. Returns their number.
-    #[pyo3(
-        signature = (count=1, *, timeout=Some(30.0)),
-        text_signature = "($self, count=1, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (count=1, *, timeout=30.0))]
     fn wait_for_subscribers(
         &self,
         py: Python<'_>,
@@ -457,7 +451,7 @@ impl PyLoan {
     /// in time. `BufferError` if views of its array exist:
     /// nothing may be written after it was published.
     #[pyo3(
-        signature = (*, metadata=NO_METADATA, timeout=Some(30.0)),
+        signature = (*, metadata=NO_METADATA, timeout=30.0),
         text_signature = "($self, *, metadata=b'', timeout=30.0)"
     )]
     fn publish(&self, py: Python<'_>, metadata: &[u8], timeout: Option<f64>) -> Result<PySent> {

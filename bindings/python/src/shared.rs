@@ -250,10 +250,7 @@ impl Drop for OpenedMemory {
 /// `directory` is that of this process, if its container shows the one of the other process
 /// elsewhere.
 #[pyfunction]
-#[pyo3(
-    signature = (token, *, device=None, timeout=Some(30.0), directory=None),
-    text_signature = "(token, *, device=None, timeout=30.0, directory=None)"
-)]
+#[pyo3(signature = (token, *, device=None, timeout=30.0, directory=None))]
 pub(crate) fn open(
     py: Python<'_>,
     token: Vec<u8>,

@@ -71,10 +71,7 @@ impl PySubscriber {
 #[pymethods]
 impl PySubscriber {
     /// Waits for the next message.
-    #[pyo3(
-        signature = (*, timeout=Some(30.0)),
-        text_signature = "($self, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (*, timeout=30.0))]
     fn pull(&self, py: Python<'_>, timeout: Option<f64>) -> Result<PySample> {
         let timeout = Timeout::new(PULL, timeout)?;
         let cause = || format!("topic \"{}\" has no message", self.topic);
