@@ -22,7 +22,8 @@ const _: () = assert!(
 /// Starts a transfer. Without room for its number, its outcome is not collected.
 fn transfer(
     operation: Operation,
-    (agent, route): (Handle<OpenAgent>, Handle<OpenRoute>),
+    agent: Handle<OpenAgent>,
+    route: Handle<OpenRoute>,
     notice: Option<RawNotice<'_>>,
     token: Option<Out<'_, u64>>,
     begin: impl FnOnce(&mut Agent, &Route, Option<Notice>) -> transfer::Result<Token>,
@@ -52,7 +53,8 @@ fn start(
 /// Sends a notice without data.
 fn notify(
     operation: Operation,
-    (agent, peer): (Handle<OpenAgent>, u64),
+    agent: Handle<OpenAgent>,
+    peer: u64,
     notice: Option<RawNotice<'_>>,
     token: Option<Out<'_, u64>>,
     send: fn(&mut Agent, transfer::PeerId, Notice) -> transfer::Result<Token>,
@@ -109,7 +111,7 @@ export! {
         notice: Option<RawNotice<'_>>,
         token: Option<Out<'_, u64>>,
     ) -> i32, c"put" {
-        transfer(OPERATION, (agent, route), notice, token, |agent, route, notice| {
+        transfer(OPERATION, agent, route, notice, token, |agent, route, notice| {
             agent.put(route, blocks.0, notice)
         })
     }
@@ -122,7 +124,7 @@ export! {
         notice: Option<RawNotice<'_>>,
         token: Option<Out<'_, u64>>,
     ) -> i32, c"get" {
-        transfer(OPERATION, (agent, route), notice, token, |agent, route, notice| {
+        transfer(OPERATION, agent, route, notice, token, |agent, route, notice| {
             agent.get(route, blocks.0, notice)
         })
     }
@@ -136,7 +138,7 @@ export! {
         token: Option<Out<'_, u64>>,
     ) -> i32, c"put" {
         let rows = strided(OPERATION, rows)?;
-        transfer(OPERATION, (agent, route), notice, token, |agent, route, notice| {
+        transfer(OPERATION, agent, route, notice, token, |agent, route, notice| {
             agent.put(route, &rows, notice)
         })
     }
@@ -150,7 +152,7 @@ export! {
         token: Option<Out<'_, u64>>,
     ) -> i32, c"get" {
         let rows = strided(OPERATION, rows)?;
-        transfer(OPERATION, (agent, route), notice, token, |agent, route, notice| {
+        transfer(OPERATION, agent, route, notice, token, |agent, route, notice| {
             agent.get(route, &rows, notice)
         })
     }
@@ -162,7 +164,7 @@ export! {
         notice: Option<RawNotice<'_>>,
         token: Option<Out<'_, u64>>,
     ) -> i32, c"put" {
-        transfer(OPERATION, (agent, route), notice, token, Agent::put_all)
+        transfer(OPERATION, agent, route, notice, token, Agent::put_all)
     }
 
     /// Gets the whole remote region.
@@ -172,7 +174,7 @@ export! {
         notice: Option<RawNotice<'_>>,
         token: Option<Out<'_, u64>>,
     ) -> i32, c"get" {
-        transfer(OPERATION, (agent, route), notice, token, Agent::get_all)
+        transfer(OPERATION, agent, route, notice, token, Agent::get_all)
     }
 
     /// Sends a notice.
@@ -182,7 +184,7 @@ export! {
         notice: Option<RawNotice<'_>>,
         token: Option<Out<'_, u64>>,
     ) -> i32, c"notify" {
-        notify(OPERATION, (agent, peer), notice, token, Agent::notify)
+        notify(OPERATION, agent, peer, notice, token, Agent::notify)
     }
 
     /// Sends a notice after all earlier operations with the peer.
@@ -192,7 +194,7 @@ export! {
         notice: Option<RawNotice<'_>>,
         token: Option<Out<'_, u64>>,
     ) -> i32, c"notify ordered" {
-        notify(OPERATION, (agent, peer), notice, token, Agent::notify_ordered)
+        notify(OPERATION, agent, peer, notice, token, Agent::notify_ordered)
     }
 
     /// Later operations with the peer start after all earlier ones.
