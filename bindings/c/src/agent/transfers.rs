@@ -6,7 +6,7 @@ use transfer::{Agent, Notice, Route, Token};
 use super::OpenAgent;
 use super::routes::OpenRoute;
 use crate::failure::{Failure, Operation, Result};
-use crate::ffi::{Array, Elements, Out, OutStruct, WithDefaults, export};
+use crate::ffi::{Array, Elements, Out, OutStruct, export};
 use crate::handle::Handle;
 use crate::layout::{RawNotice, RawStrided, TileSides};
 use crate::timeout::Timeout;
@@ -80,9 +80,7 @@ export! {
     fn fabricast_strided_init(
         strided: OutStruct<'_, RawStrided>[size],
     ) -> i32, c"initialize strided rows" {
-        // The caller's size, so that unknown fields that it sets are detected.
-        let size = strided.size();
-        strided.put(RawStrided::defaults(size))
+        strided.put_defaults()
     }
 
     /// Fills in the rows of a tile.
