@@ -62,7 +62,7 @@ impl Failure {
         }
     }
 
-    fn error(self, operation: &'static str, timeout: Duration) -> Error {
+    fn error(self, CallDeadline { operation, timeout, .. }: CallDeadline) -> Error {
         let (kind, rank, detail) = match self {
             Self::Missing(rank) => {
                 let detail = format!(
@@ -115,6 +115,19 @@ impl CallDeadline {
     }
 }
 
+/// A call of a group that sends or receives.
+pub(crate) struct Call<'a> {
+    agent: &'a mut Agent,
+    ranks: &'a mut Ranks,
+    deadline: CallDeadline,
+}
+
+impl<'a> Call<'a> {
+    pub(crate) fn new(agent: &'a mut Agent, ranks: &'a mut Ranks, deadline: CallDeadline) -> Self {
+        Self { agent, ranks, deadline }
+    }
+}
+
 /// Messages among the ranks of a group.
 #[derive(Debug, Default)]
 pub(crate) struct Messenger {
@@ -130,85 +143,73 @@ impl Messenger {
     /// Runs a collective to its end.
     pub(crate) fn run(
         &mut self,
-        agent: &mut Agent,
-        ranks: &mut Ranks,
+        call: &mut Call<'_>,
         collective: &mut impl Collective,
-        deadline: CallDeadline,
     ) -> Result<()> {
         if let Some(failure) = self.failure {
-            return Err(failure.error(deadline.operation, deadline.timeout));
+            return Err(failure.error(call.deadline));
         }
         let own_bytes = collective.own_bytes();
         if own_bytes > MAX_BYTES {
-            let error = too_long(deadline.operation, own_bytes);
-            return Err(self.refuse(agent, ranks, error, deadline));
+            let error = too_long(call.deadline.operation, own_bytes);
+            return Err(self.refuse(call, error));
         }
         let sequence = self.sequence;
         self.mailbox.begin(sequence);
-        let outcome = self.run_rounds(agent, ranks, collective, sequence, deadline);
+        let outcome = self.run_rounds(call, collective, sequence);
         self.sequence = sequence.wrapping_add(1);
         outcome
     }
 
     fn run_rounds<C: Collective>(
         &mut self,
-        agent: &mut Agent,
-        ranks: &mut Ranks,
+        call: &mut Call<'_>,
         collective: &mut C,
         sequence: u16,
-        deadline: CallDeadline,
     ) -> Result<()> {
         while let Some(round) = collective.next_round() {
             let id = MessageId::of_round(sequence, C::KIND, round.number);
             if let Some((to, message)) = round.send {
-                self.send(agent, ranks, to, id, &message, deadline)?;
+                self.send(call, to, id, &message)?;
             }
             let Some(source) = round.receive else { continue };
-            let message = self.receive(agent, ranks, source, id, deadline)?;
+            let message = self.receive(call, source, id)?;
             if collective.receive(message).is_err() {
-                return Err(self.fail(agent, ranks, Failure::Malformed(source.rank), deadline));
+                return Err(self.fail(call, Failure::Malformed(source.rank)));
             }
         }
         // Notices advance only while the agent is driven.
-        self.complete_notices(agent, ranks, 0, deadline)
+        self.complete_notices(call, 0)
     }
 
     /// Sends a message. All of its notices have left when [`run`](Self::run) or
     /// [`send_direct`](Self::send_direct) returns.
-    fn send(
-        &mut self,
-        agent: &mut Agent,
-        ranks: &mut Ranks,
-        to: u32,
-        id: MessageId,
-        message: &[u8],
-        deadline: CallDeadline,
-    ) -> Result<()> {
+    fn send(&mut self, call: &mut Call<'_>, to: u32, id: MessageId, message: &[u8]) -> Result<()> {
         if message.len() > MAX_MESSAGE {
-            let error = too_long(deadline.operation, message.len());
-            return Err(self.refuse(agent, ranks, error, deadline));
+            let error = too_long(call.deadline.operation, message.len());
+            return Err(self.refuse(call, error));
         }
-        let peer = match ranks.connect(agent, to, deadline.left_before_report()) {
+        let peer = match call.ranks.connect(call.agent, to, call.deadline.left_before_report()) {
             Ok(peer) => peer,
             Err(error) => {
                 let failure = match error.kind() {
                     ErrorKind::RankFailed => Failure::Ended(to),
                     ErrorKind::DeadlineExceeded => Failure::Missing(to),
-                    _ => return Err(self.refuse(agent, ranks, error, deadline)),
+                    _ => return Err(self.refuse(call, error)),
                 };
-                return Err(self.fail(agent, ranks, failure, deadline));
+                return Err(self.fail(call, failure));
             }
         };
         for notice in fragments(id, message) {
-            self.complete_notices(agent, ranks, MAX_IN_FLIGHT - 1, deadline)?;
-            match agent.notify(peer, notice) {
+            self.complete_notices(call, MAX_IN_FLIGHT - 1)?;
+            match call.agent.notify(peer, notice) {
                 Ok(token) => self.in_flight.push((token, to)),
                 Err(error) if error.kind() == transfer::ErrorKind::Closed => {
-                    return Err(self.fail(agent, ranks, Failure::Ended(to), deadline));
+                    return Err(self.fail(call, Failure::Ended(to)));
                 }
                 Err(error) => {
-                    let error = of_agent(deadline.operation, to, error);
-                    return Err(self.refuse(agent, ranks, error, deadline));
+                    let error = of_agent(call.deadline.operation, to, error);
+                    return Err(self.refuse(call, error));
                 }
             }
         }
@@ -217,16 +218,10 @@ impl Messenger {
 
     /// Waits until at most `most` notices are in flight. Takes notices of others meanwhile: they may
     /// wait for that.
-    fn complete_notices(
-        &mut self,
-        agent: &mut Agent,
-        ranks: &mut Ranks,
-        most: usize,
-        deadline: CallDeadline,
-    ) -> Result<()> {
+    fn complete_notices(&mut self, call: &mut Call<'_>, most: usize) -> Result<()> {
         loop {
             let mut failure = None;
-            self.in_flight.retain(|(token, to)| match agent.test(*token) {
+            self.in_flight.retain(|(token, to)| match call.agent.test(*token) {
                 None => true,
                 Some(Ok(_)) => false,
                 Some(Err(error)) => {
@@ -241,37 +236,30 @@ impl Messenger {
                 }
             });
             if let Some(failure) = failure {
-                return Err(self.fail(agent, ranks, failure, deadline));
+                return Err(self.fail(call, failure));
             }
             if self.in_flight.len() <= most {
                 return Ok(());
             }
-            if deadline.left_before_report().is_zero() {
+            if call.deadline.left_before_report().is_zero() {
                 let rank = self.in_flight[0].1;
-                return Err(self.fail(agent, ranks, Failure::Missing(rank), deadline));
+                return Err(self.fail(call, Failure::Missing(rank)));
             }
-            self.take_events(agent, ranks, Duration::from_millis(1));
+            self.take_events(call, Duration::from_millis(1));
             if let Some(failure) = self.reported_failure() {
-                return Err(self.fail(agent, ranks, failure, deadline));
+                return Err(self.fail(call, failure));
             }
         }
     }
 
     /// Waits for a message.
-    fn receive(
-        &mut self,
-        agent: &mut Agent,
-        ranks: &mut Ranks,
-        source: Source,
-        id: MessageId,
-        deadline: CallDeadline,
-    ) -> Result<Vec<u8>> {
+    fn receive(&mut self, call: &mut Call<'_>, source: Source, id: MessageId) -> Result<Vec<u8>> {
         loop {
             if let Some(message) = self.mailbox.take(source.rank, id) {
                 return Ok(message);
             }
             if self.mailbox.has_contradiction(source.rank, id) {
-                return Err(self.fail(agent, ranks, Failure::Malformed(source.rank), deadline));
+                return Err(self.fail(call, Failure::Malformed(source.rank)));
             }
             let failure = match self.reported_failure() {
                 Some(failure) => Some(failure),
@@ -279,34 +267,34 @@ impl Messenger {
                 None => None,
             };
             if let Some(failure) = failure {
-                return Err(self.fail(agent, ranks, failure, deadline));
+                return Err(self.fail(call, failure));
             }
             // Only the rank that waits for a first message knows that its sender is missing.
             let left = match source.sends_at_once {
-                true => deadline.left_before_report(),
-                false => deadline.left(),
+                true => call.deadline.left_before_report(),
+                false => call.deadline.left(),
             };
             if left.is_zero() {
-                return Err(self.fail(agent, ranks, Failure::Missing(source.rank), deadline));
+                return Err(self.fail(call, Failure::Missing(source.rank)));
             }
-            self.take_events(agent, ranks, left);
+            self.take_events(call, left);
             // A send that failed.
-            self.complete_notices(agent, ranks, usize::MAX, deadline)?;
+            self.complete_notices(call, usize::MAX)?;
         }
     }
 
     /// Takes what has arrived; waits until something arrives, at most for this time.
-    fn take_events(&mut self, agent: &mut Agent, ranks: &Ranks, longest: Duration) {
+    fn take_events(&mut self, call: &mut Call<'_>, longest: Duration) {
         let mut wait = longest;
-        while let Ok(event) = agent.next_reserved_event(wait) {
+        while let Ok(event) = call.agent.next_reserved_event(wait) {
             match event {
                 Event::Notice { from, notice } => {
-                    if let Some(rank) = ranks.find(from) {
+                    if let Some(rank) = call.ranks.find(from) {
                         self.mailbox.add(rank, &notice, self.sequence);
                     }
                 }
                 Event::Left { from, .. } => {
-                    if let Some(rank) = ranks.find(from) {
+                    if let Some(rank) = call.ranks.find(from) {
                         self.mailbox.lose(rank);
                     }
                 }
@@ -321,33 +309,21 @@ impl Messenger {
     }
 
     /// Ends the collectives of this rank, and reports the failure to its partners.
-    fn fail(
-        &mut self,
-        agent: &mut Agent,
-        ranks: &mut Ranks,
-        failure: Failure,
-        deadline: CallDeadline,
-    ) -> Error {
+    fn fail(&mut self, call: &mut Call<'_>, failure: Failure) -> Error {
         if self.failure.replace(failure).is_none() {
-            self.report(agent, ranks, failure);
+            self.report(call, failure);
         }
-        failure.error(deadline.operation, deadline.timeout)
+        failure.error(call.deadline)
     }
 
     /// Ends the collectives because this rank cannot take part, and returns why.
-    fn refuse(
-        &mut self,
-        agent: &mut Agent,
-        ranks: &mut Ranks,
-        error: Error,
-        deadline: CallDeadline,
-    ) -> Error {
-        let failure = Failure::Refused(ranks.own());
-        self.fail(agent, ranks, failure, deadline);
+    fn refuse(&mut self, call: &mut Call<'_>, error: Error) -> Error {
+        let failure = Failure::Refused(call.ranks.own());
+        self.fail(call, failure);
         error
     }
 
-    fn report(&self, agent: &mut Agent, ranks: &mut Ranks, failure: Failure) {
+    fn report(&self, Call { agent, ranks, .. }: &mut Call<'_>, failure: Failure) {
         let end = Instant::now() + REPORT_TIMEOUT;
         let left = || end.saturating_duration_since(Instant::now());
         let mut partners = partners(ranks.own(), ranks.size());
@@ -369,19 +345,12 @@ impl Messenger {
     }
 
     /// Sends a message to one rank, outside of collectives.
-    pub(crate) fn send_direct(
-        &mut self,
-        agent: &mut Agent,
-        ranks: &mut Ranks,
-        to: u32,
-        message: &[u8],
-        deadline: CallDeadline,
-    ) -> Result<()> {
-        let peer = ranks.connect(agent, to, deadline.left())?;
+    pub(crate) fn send_direct(call: Call<'_>, to: u32, message: &[u8]) -> Result<()> {
+        let peer = call.ranks.connect(call.agent, to, call.deadline.left())?;
         for notice in fragments(MessageId::direct(), message) {
-            let sent =
-                agent.notify(peer, notice).and_then(|token| agent.wait(token, deadline.left()));
-            sent.map_err(|error| of_agent(deadline.operation, to, error))?;
+            let sent = call.agent.notify(peer, notice);
+            let sent = sent.and_then(|token| call.agent.wait(token, call.deadline.left()));
+            sent.map_err(|error| of_agent(call.deadline.operation, to, error))?;
         }
         Ok(())
     }
@@ -392,26 +361,21 @@ impl Messenger {
     }
 
     /// Waits for the next message of one rank, outside of collectives.
-    pub(crate) fn receive_direct(
-        &mut self,
-        agent: &mut Agent,
-        ranks: &Ranks,
-        from: u32,
-        deadline: CallDeadline,
-    ) -> Result<Vec<u8>> {
+    pub(crate) fn receive_direct(&mut self, mut call: Call<'_>, from: u32) -> Result<Vec<u8>> {
         loop {
             if let Some(message) = self.mailbox.take(from, MessageId::direct()) {
                 return Ok(message);
             }
             let failure = if self.mailbox.is_lost(from) {
                 Failure::Ended(from)
-            } else if deadline.left().is_zero() {
+            } else if call.deadline.left().is_zero() {
                 Failure::Missing(from)
             } else {
-                self.take_events(agent, ranks, deadline.left());
+                let left = call.deadline.left();
+                self.take_events(&mut call, left);
                 continue;
             };
-            return Err(failure.error(deadline.operation, deadline.timeout));
+            return Err(failure.error(call.deadline));
         }
     }
 }
@@ -443,7 +407,8 @@ mod tests {
 
     #[test]
     fn error_names_the_missing_rank() {
-        let error = Failure::Missing(3).error("barrier of ranks", Duration::from_secs(10));
+        let error = Failure::Missing(3)
+            .error(CallDeadline::new("barrier of ranks", Duration::from_secs(10)));
         let text = "barrier of ranks failed: deadline exceeded: rank 3 did not come within 10s. Check \
                     that all ranks call it";
         assert_eq!((error.to_string().as_str(), error.ranks()), (text, &[3][..]));

@@ -6,11 +6,10 @@
 
 mod agents;
 mod tensor;
+mod values;
 
 use std::ffi::{CStr, c_char, c_void};
-use std::time::Duration;
 
-use ipc::WaitStrategy;
 use pubsub::NodeId;
 use pubsub::{
     Budgets, Event, NetworkOptions, NodeOptions, PublisherCounters, Reliability, Sample, Sent,
@@ -25,6 +24,8 @@ pub(crate) use self::agents::{
     RawAgentEvent, RawAgentOptions, RawCardInfo, RawNotice, RawStrided, TileSides,
 };
 pub(crate) use self::tensor::RawTensor;
+pub(crate) use self::values::flag;
+use self::values::{nanoseconds, time, unknown, wait_strategy};
 
 macro_rules! layouts {
     ($($type:ty: $min_size:literal),* $(,)?) => {$(
@@ -48,18 +49,6 @@ layouts! {
     RawNotice<'_>: 32,
     RawStrided: 104,
     RawTensor<'_>: 40,
-}
-
-/// A time of a structure, which must not be negative.
-fn time(operation: Operation, name: &str, nanoseconds: i64) -> Result<Duration> {
-    match u64::try_from(nanoseconds) {
-        Ok(nanoseconds) => Ok(Duration::from_nanos(nanoseconds)),
-        Err(_) => Err(Failure::invalid(operation, format_args!("\"{name}\" is negative"))),
-    }
-}
-
-fn nanoseconds(time: Duration) -> i64 {
-    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
 }
 
 /// `fabricast_node_options`.
@@ -136,28 +125,6 @@ impl RawNodeOptions {
         let lost_after = time(operation, "lost_after", self.lost_after)?;
         network(operation, text, (lost_after, is_insecure, self.workers as usize))
     }
-}
-
-fn wait_strategy(operation: Operation, number: u32) -> Result<WaitStrategy> {
-    match number {
-        0 => Ok(WaitStrategy::default()),
-        1 => Ok(WaitStrategy::Busy),
-        2 => Ok(WaitStrategy::Block),
-        other => Err(unknown(operation, "waiting", other)),
-    }
-}
-
-/// A number that is 0 or 1.
-pub(crate) fn flag(operation: Operation, name: &str, number: u32) -> Result<bool> {
-    match number {
-        0 => Ok(false),
-        1 => Ok(true),
-        other => Err(unknown(operation, name, other)),
-    }
-}
-
-fn unknown(operation: Operation, name: &str, number: u32) -> Failure {
-    Failure::invalid(operation, format_args!("{number} is not a value of \"{name}\""))
 }
 
 /// `fabricast_topic_settings`.

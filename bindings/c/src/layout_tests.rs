@@ -2,6 +2,9 @@
 
 use std::mem::{MaybeUninit, offset_of};
 use std::ptr;
+use std::time::Duration;
+
+use ipc::WaitStrategy;
 
 use super::*;
 use crate::failure::c_text;

@@ -42,9 +42,7 @@ export! {
     fn fabricast_node_options_init(
         options: OutStruct<'_, RawNodeOptions>[size],
     ) -> i32, c"initialize node options" {
-        // The caller's size, so that unknown fields that it sets are detected.
-        let size = options.size();
-        options.put(RawNodeOptions::defaults(size))
+        options.put_defaults()
     }
 
     /// Joins a node.

@@ -10,7 +10,7 @@ use pubsub::{MemoryLocation, NodeOptions};
 use transfer::{Buffer, OpenedBuffer, Share, SharedBuffer, Tensor};
 
 use crate::failure::{Failure, Operation, Result, c_text};
-use crate::ffi::{Out, OutStruct, Text, WithDefaults, export, put_bytes};
+use crate::ffi::{Out, OutStruct, Text, export, put_bytes};
 use crate::handle::{Handle, kind};
 use crate::layout::{RawTensor, flag};
 use crate::memory::OpenMemory;
@@ -92,9 +92,7 @@ export! {
     fn fabricast_tensor_init(
         tensor: OutStruct<'_, RawTensor<'_>>[size],
     ) -> i32, c"initialize tensor" {
-        // The caller's size, so that unknown fields that it sets are detected.
-        let size = tensor.size();
-        tensor.put(RawTensor::defaults(size))
+        tensor.put_defaults()
     }
 
     /// Shares memory.

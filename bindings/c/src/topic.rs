@@ -5,7 +5,7 @@ use std::ffi::{CString, c_char};
 use pubsub::Topic;
 
 use crate::failure::c_text;
-use crate::ffi::{Out, OutStruct, Text, WithDefaults, export};
+use crate::ffi::{Out, OutStruct, Text, export};
 use crate::handle::{Handle, kind};
 use crate::layout::RawTopicSettings;
 use crate::node::OpenNode;
@@ -37,9 +37,7 @@ export! {
     fn fabricast_topic_settings_init(
         settings: OutStruct<'_, RawTopicSettings<'_>>[size],
     ) -> i32, c"initialize topic settings" {
-        // The caller's size, so that unknown fields that it sets are detected.
-        let size = settings.size();
-        settings.put(RawTopicSettings::defaults(size))
+        settings.put_defaults()
     }
 
     /// Opens a topic, and creates it if settings are passed.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use gpu::Block;
 use launch::Group;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyTuple};
 use transfer::path;
 use transfer::{
     Agent, AgentCard, AgentOptions, Done, Event, Notice, PeerId, Region, Rights, Route, Strided,
@@ -323,20 +323,14 @@ impl PyAgent {
 
     /// Withdraws a region, and waits until peers have completed all operations with it. Then its
     /// memory can be reused.
-    #[pyo3(
-        signature = (region, *, timeout=Some(30.0)),
-        text_signature = "($self, region, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (region, *, timeout=30.0))]
     fn withdraw(&self, py: Python<'_>, region: &PyRegion, timeout: Option<f64>) -> Result<()> {
         let region = region.region.get("withdraw region")?;
         self.call(py, "withdraw region", timeout, move |agent, left| agent.withdraw(&region, left))
     }
 
     /// Connects to another agent by its card. Returns the number of the peer.
-    #[pyo3(
-        signature = (card, *, timeout=Some(30.0)),
-        text_signature = "($self, card, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (card, *, timeout=30.0))]
     fn connect(&self, py: Python<'_>, card: Vec<u8>, timeout: Option<f64>) -> Result<u32> {
         let peer =
             self.call(py, CONNECT, timeout, move |agent, left| agent.connect(&card, left))?;
@@ -344,20 +338,14 @@ impl PyAgent {
     }
 
     /// Disconnects from a peer, when operations with it have completed.
-    #[pyo3(
-        signature = (peer, *, timeout=Some(30.0)),
-        text_signature = "($self, peer, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (peer, *, timeout=30.0))]
     fn disconnect(&self, py: Python<'_>, peer: u32, timeout: Option<f64>) -> Result<()> {
         let operation = "disconnect from agent";
         self.call(py, operation, timeout, move |agent, left| agent.disconnect(peer_of(peer), left))
     }
 
     /// Joins a region with one that the peer published by name.
-    #[pyo3(
-        signature = (peer, name, region, *, timeout=Some(30.0)),
-        text_signature = "($self, peer, name, region, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (peer, name, region, *, timeout=30.0))]
     fn route_to(
         &self,
         py: Python<'_>,
@@ -375,10 +363,7 @@ impl PyAgent {
 
     /// Joins a region with one of the peer, by its descriptor. `policy` prefers
     /// (`"shared-memory"`), requires (`"=cuda-ipc"`) or denies (`"^fabric-staged"`) paths.
-    #[pyo3(
-        signature = (peer, descriptor, region, *, policy="", timeout=Some(30.0)),
-        text_signature = "($self, peer, descriptor, region, *, policy='', timeout=30.0)"
-    )]
+    #[pyo3(signature = (peer, descriptor, region, *, policy="", timeout=30.0))]
     fn join(
         &self,
         py: Python<'_>,
@@ -449,10 +434,7 @@ impl PyAgent {
     }
 
     /// Waits until all operations with a peer are complete.
-    #[pyo3(
-        signature = (peer, *, timeout=Some(30.0)),
-        text_signature = "($self, peer, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (peer, *, timeout=30.0))]
     fn flush(&self, py: Python<'_>, peer: u32, timeout: Option<f64>) -> Result<()> {
         let operation = "flush";
         let cause = || "operations are in flight".to_owned();
@@ -467,10 +449,7 @@ impl PyAgent {
     }
 
     /// Waits for the next event; None after the timeout.
-    #[pyo3(
-        signature = (*, timeout=Some(30.0)),
-        text_signature = "($self, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (*, timeout=30.0))]
     fn next_event(&self, py: Python<'_>, timeout: Option<f64>) -> Result<Option<PyAgentEvent>> {
         let cause = || "no event".to_owned();
         let event = wait(py, EVENT, Timeout::new(EVENT, timeout)?, cause, |slice| {
@@ -484,10 +463,7 @@ impl PyAgent {
     }
 
     /// Ends it: completes its operations, and waits until peers do not use its memory any more.
-    #[pyo3(
-        signature = (*, timeout=Some(30.0)),
-        text_signature = "($self, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (*, timeout=30.0))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> Result<()> {
         let timeout = Timeout::new("close agent", timeout)?.or(LONGEST_CALL);
         let Access::Own(own) = &*self.agent else {
@@ -504,13 +480,8 @@ impl PyAgent {
         slf
     }
 
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _kind: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> Result<()> {
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> Result<()> {
         self.close(py, Some(30.0))
     }
 }
@@ -558,10 +529,7 @@ impl PyRoute {
 #[pymethods]
 impl PyOperation {
     /// Waits until it is complete. Returns the number of bytes.
-    #[pyo3(
-        signature = (*, timeout=Some(30.0)),
-        text_signature = "($self, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (*, timeout=30.0))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> Result<u64> {
         let cause = || "it is in flight".to_owned();
         wait(py, WAIT, Timeout::new(WAIT, timeout)?, cause, |slice| {

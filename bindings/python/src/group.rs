@@ -62,11 +62,8 @@ impl PyGroup {
     /// (FABRICAST_DIRECTORY, FABRICAST_PROVIDER, …). `fabric` is "between-machines", "always" or
     /// "never".
     #[new]
-    #[pyo3(
-        signature = (*, label=None, directory=None, timeout=Some(30.0), fabric="between-machines",
-        provider=None, source=None, insecure=None),
-        text_signature = "(*, label=None, directory=None, timeout=30.0, fabric='between-machines', provider=None, source=None, insecure=None)"
-    )]
+    #[pyo3(signature = (*, label=None, directory=None, timeout=30.0, fabric="between-machines",
+        provider=None, source=None, insecure=None))]
     #[allow(clippy::too_many_arguments)] // keywords
     fn new(
         py: Python<'_>,
@@ -151,10 +148,7 @@ impl PyGroup {
     }
 
     /// Connects the agent to that of another rank, once. Returns the number of the peer.
-    #[pyo3(
-        signature = (rank, *, timeout=Some(30.0)),
-        text_signature = "($self, rank, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (rank, *, timeout=30.0))]
     fn peer(&self, py: Python<'_>, rank: u32, timeout: Option<f64>) -> Result<u32> {
         let peer =
             self.call(py, "connect to rank", timeout, move |group, left| group.peer(rank, left))?;
@@ -167,19 +161,13 @@ impl PyGroup {
     }
 
     /// Waits until all ranks have called it.
-    #[pyo3(
-        signature = (*, timeout=Some(30.0)),
-        text_signature = "($self, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (*, timeout=30.0))]
     fn barrier(&self, py: Python<'_>, timeout: Option<f64>) -> Result<()> {
         self.call(py, "barrier of ranks", timeout, |group, left| group.barrier(left))
     }
 
     /// The bytes of the rank `root`, for all ranks.
-    #[pyo3(
-        signature = (data, root=0, *, timeout=Some(30.0)),
-        text_signature = "($self, data, root=0, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (data, root=0, *, timeout=30.0))]
     fn broadcast<'py>(
         &self,
         py: Python<'py>,
@@ -194,10 +182,7 @@ impl PyGroup {
     }
 
     /// The bytes of all ranks, for all, in their order.
-    #[pyo3(
-        signature = (data, *, timeout=Some(30.0)),
-        text_signature = "($self, data, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (data, *, timeout=30.0))]
     fn all_gather<'py>(
         &self,
         py: Python<'py>,
@@ -211,10 +196,7 @@ impl PyGroup {
     }
 
     /// Joins the node of the job: topics of all its ranks. All ranks call it.
-    #[pyo3(
-        signature = (*, timeout=Some(30.0)),
-        text_signature = "($self, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (*, timeout=30.0))]
     fn node(&self, py: Python<'_>, timeout: Option<f64>) -> Result<PyNode> {
         let options = NodeOptions::from_environment()?;
         let node = self
@@ -223,10 +205,7 @@ impl PyGroup {
     }
 
     /// Ends the group, when all ranks have called it.
-    #[pyo3(
-        signature = (*, timeout=Some(30.0)),
-        text_signature = "($self, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (*, timeout=30.0))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> Result<()> {
         let timeout = Timeout::new("close group", timeout)?.or(LONGEST_CALL);
         match self.group.take(py) {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use ipc::WaitStrategy;
 use pubsub::{Node, ServiceMode, Settings, TopicSettings};
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 use crate::array;
 use crate::closable::Closable;
@@ -179,10 +180,7 @@ impl PyNode {
     }
 
     /// Waits until a topic exists on this node or a connected one, and opens it with its settings.
-    #[pyo3(
-        signature = (name, *, timeout=Some(30.0)),
-        text_signature = "($self, name, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (name, *, timeout=30.0))]
     fn open(&self, py: Python<'_>, name: String, timeout: Option<f64>) -> Result<PyTopic> {
         let node = self.node.get(OPEN)?;
         let end = Timeout::new(OPEN, timeout)?.end();
@@ -231,13 +229,8 @@ impl PyNode {
         slf
     }
 
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _kind: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) {
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
         self.close(py);
     }
 }

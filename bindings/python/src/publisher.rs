@@ -8,6 +8,7 @@ use gpu::{Block, CopyMethod, DEFAULT_TIMEOUT, Device, DeviceName};
 use pubsub::{Attempt, Loan, MAX_METADATA, Publisher, Sent};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 use threads::lock;
 
 use crate::array::{Array, Owner, Source, SourceDevice, data_type_of, gather};
@@ -238,7 +239,7 @@ impl PyPublisher {
     /// Publishes a copy of an array or of bytes: of anything that has a buffer, DLPack or an array
     /// interface. A reliable topic waits for room.
     #[pyo3(
-        signature = (array, *, metadata=NO_METADATA, timeout=Some(30.0)),
+        signature = (array, *, metadata=NO_METADATA, timeout=30.0),
         text_signature = "($self, array, *, metadata=b'', timeout=30.0)"
     )]
     fn publish(
@@ -263,10 +264,7 @@ impl PyPublisher {
 
     /// Loans memory for a message, to be written in place: see `Loan`. The topic's type and shape
     /// are the default.
-    #[pyo3(
-        signature = (shape=None, dtype=None, *, timeout=Some(30.0)),
-        text_signature = "($self, shape=None, dtype=None, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (shape=None, dtype=None, *, timeout=30.0))]
     fn loan(
         &self,
         py: Python<'_>,
@@ -303,10 +301,7 @@ impl PyPublisher {
     }
 
     /// Waits until this many subscribers would receive a message. Returns their number.
-    #[pyo3(
-        signature = (count=1, *, timeout=Some(30.0)),
-        text_signature = "($self, count=1, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (count=1, *, timeout=30.0))]
     fn wait_for_subscribers(
         &self,
         py: Python<'_>,
@@ -344,13 +339,8 @@ impl PyPublisher {
         slf
     }
 
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _kind: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) {
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
         self.close(py);
     }
 }
@@ -461,7 +451,7 @@ impl PyLoan {
     /// in time. `BufferError` if views of its array exist:
     /// nothing may be written after it was published.
     #[pyo3(
-        signature = (*, metadata=NO_METADATA, timeout=Some(30.0)),
+        signature = (*, metadata=NO_METADATA, timeout=30.0),
         text_signature = "($self, *, metadata=b'', timeout=30.0)"
     )]
     fn publish(&self, py: Python<'_>, metadata: &[u8], timeout: Option<f64>) -> Result<PySent> {

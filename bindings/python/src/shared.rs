@@ -8,7 +8,7 @@ use std::sync::Arc;
 use gpu::{DEFAULT_TIMEOUT, Device, DeviceName};
 use pubsub::{MemoryLocation, NodeOptions};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyTuple};
 use transfer::{Buffer, ElementType, HostBuffer, OpenedBuffer, Share, SharedBuffer, Tensor};
 
 use crate::array::{Array, Owner, Source, SourceDevice, gather, zeroed};
@@ -69,13 +69,8 @@ impl PyShared {
         slf
     }
 
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _kind: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) {
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
         self.close(py);
     }
 }
@@ -255,10 +250,7 @@ impl Drop for OpenedMemory {
 /// `directory` is that of this process, if its container shows the one of the other process
 /// elsewhere.
 #[pyfunction]
-#[pyo3(
-    signature = (token, *, device=None, timeout=Some(30.0), directory=None),
-    text_signature = "(token, *, device=None, timeout=30.0, directory=None)"
-)]
+#[pyo3(signature = (token, *, device=None, timeout=30.0, directory=None))]
 pub(crate) fn open(
     py: Python<'_>,
     token: Vec<u8>,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pubsub::{Event, MemoryLocation, Sample, Subscriber};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 use threads::lock;
 
 use crate::array::{Array, Owner};
@@ -71,10 +71,7 @@ impl PySubscriber {
 #[pymethods]
 impl PySubscriber {
     /// Waits for the next message.
-    #[pyo3(
-        signature = (*, timeout=Some(30.0)),
-        text_signature = "($self, *, timeout=30.0)"
-    )]
+    #[pyo3(signature = (*, timeout=30.0))]
     fn pull(&self, py: Python<'_>, timeout: Option<f64>) -> Result<PySample> {
         let timeout = Timeout::new(PULL, timeout)?;
         let cause = || format!("topic \"{}\" has no message", self.topic);
@@ -163,13 +160,8 @@ impl PySubscriber {
         slf
     }
 
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _kind: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) {
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
         self.close(py);
     }
 }
@@ -307,12 +299,8 @@ impl PySample {
         slf
     }
 
-    fn __exit__(
-        &self,
-        _kind: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) {
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, _exception: &Bound<'_, PyTuple>) {
         self.release();
     }
 

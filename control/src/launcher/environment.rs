@@ -61,4 +61,9 @@ impl Environment {
             Error::new(READ, ErrorKind::InvalidEnvironment, detail)
         })
     }
+
+    /// Has Slurm started this process itself, and not an `mpirun` within its job?
+    pub(super) fn is_started_by_slurm(&self) -> bool {
+        self.text("SLURM_STEP_ID").is_some() && self.text("MPI_LOCALRANKID").is_none()
+    }
 }

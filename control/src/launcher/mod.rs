@@ -5,20 +5,6 @@
 //! library that is loaded at run time, or the TCP store of torchrun. [`start`] finds out which, and
 //! connects to it; no MPI library is linked. A program that has an MPI communicator implements
 //! [`Exchange`] by it instead.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `environment` | the variables of this process, or recorded ones |
-//! | `exchange` | the trait that all launchers implement |
-//! | `envelope` | what each rank contributes to the exchange: its version, its bytes or its failure |
-//! | `text` | bytes as text, for exchanges of text |
-//! | `presence` | which ranks of this machine have started, to name the missing ones |
-//! | `bounded_call` | calls that may never return, on threads that can be abandoned |
-//! | `resolve` | addresses of hosts |
-//! | `single` | a job of one rank |
-//! | `pmi/`, `pmix/`, `tcp_store/` | the launchers' protocols |
-//! | `detect` | which launcher started this process |
-//! | `start` | connects to it |
 
 mod bounded_call;
 mod detect;
@@ -26,6 +12,7 @@ mod envelope;
 mod environment;
 mod error;
 mod exchange;
+mod launchers;
 mod pmi;
 mod pmix;
 mod presence;
@@ -35,11 +22,12 @@ mod start;
 mod tcp_store;
 mod text;
 
-pub use detect::{Launcher, detect};
+pub use detect::detect;
 pub use envelope::{Contribution, gather};
 pub use environment::Environment;
 pub use error::{Error, ErrorKind, Result};
 pub use exchange::{Exchange, LocalRank};
+pub use launchers::Launcher;
 pub use pmi::{PmiServer, PmiVersion};
 pub use single::Single;
 pub use start::start;

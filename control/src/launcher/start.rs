@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use super::detect::{Launcher, detect};
+use super::detect::detect;
 use super::environment::Environment;
 use super::error::Result;
 use super::exchange::Exchange;
+use super::launchers::Launcher;
 use super::pmi::Pmi;
 use super::pmix::Pmix;
 use super::single::Single;

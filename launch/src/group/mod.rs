@@ -16,7 +16,7 @@ use transfer::{Agent, PeerId};
 use crate::collective::{AllGather, Barrier, Broadcast, Collective};
 use crate::job_directory::JobDirectory;
 use crate::mailbox::MAX_BYTES;
-use crate::messenger::{CallDeadline, Messenger, too_long};
+use crate::messenger::{Call, CallDeadline, Messenger, too_long};
 use crate::options::GroupOptions;
 use crate::ranks::Ranks;
 
@@ -183,7 +183,8 @@ impl Group {
         timeout: Duration,
     ) -> Result<()> {
         let deadline = CallDeadline::new(operation, timeout);
-        self.messenger.run(&mut self.agent, &mut self.ranks, collective, deadline)
+        let mut call = Call::new(&mut self.agent, &mut self.ranks, deadline);
+        self.messenger.run(&mut call, collective)
     }
 
     /// The address of this machine for rings and topics.
@@ -207,7 +208,8 @@ impl Group {
     pub fn close(mut self, timeout: Duration) -> Result<()> {
         let deadline = CallDeadline::new("close group", timeout);
         let mut barrier = Barrier::new(self.rank(), self.size());
-        let all_came = self.messenger.run(&mut self.agent, &mut self.ranks, &mut barrier, deadline);
+        let mut call = Call::new(&mut self.agent, &mut self.ranks, deadline);
+        let all_came = self.messenger.run(&mut call, &mut barrier);
         let closed = self.agent.close(deadline.left());
         all_came?;
         closed.map_err(|error| Error::caused_by("close group", ErrorKind::Failed, error))

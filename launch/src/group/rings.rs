@@ -8,7 +8,7 @@ use fabric::ring::{RingListener, RingReader, RingSetup, RingWriter};
 use serde::{Deserialize, Serialize};
 
 use super::Group;
-use crate::messenger::CallDeadline;
+use crate::messenger::{Call, CallDeadline, Messenger};
 
 const READ: &str = "open ring from rank";
 const WRITE: &str = "open ring to rank";
@@ -97,7 +97,8 @@ impl Group {
     ) -> Result<()> {
         let bytes = postcard::to_allocvec(message)
             .map_err(|error| Error::caused_by(READ, ErrorKind::Failed, error))?;
-        self.messenger.send_direct(&mut self.agent, &mut self.ranks, rank, &bytes, deadline)
+        let call = Call::new(&mut self.agent, &mut self.ranks, deadline);
+        Messenger::send_direct(call, rank, &bytes)
     }
 
     /// Opens a ring that this rank writes and another one reads; that rank calls
@@ -126,8 +127,8 @@ impl Group {
         deadline: CallDeadline,
     ) -> Result<(SocketAddr, [u8; 16])> {
         loop {
-            let bytes =
-                self.messenger.receive_direct(&mut self.agent, &self.ranks, rank, deadline)?;
+            let call = Call::new(&mut self.agent, &mut self.ranks, deadline);
+            let bytes = self.messenger.receive_direct(call, rank)?;
             let message = postcard::from_bytes(&bytes).map_err(|error| {
                 Error::caused_by(WRITE, ErrorKind::Malformed, error).of_ranks([rank])
             })?;

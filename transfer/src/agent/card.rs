@@ -15,7 +15,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::card_file;
+use super::agent_files;
 use crate::error::{Error, ErrorKind, Result};
 use crate::region::RegionDescriptor;
 use crate::wire::{DescriptorFormat, MAX_ADDRESS_LENGTH, MAX_LABEL_LENGTH, put_length_prefixed};
@@ -85,7 +85,7 @@ impl AgentCard {
     /// directory is not visible, or the agent removed its files.
     #[must_use]
     pub fn is_orphaned(&self) -> bool {
-        self.socket.as_deref().is_some_and(card_file::is_orphaned)
+        self.socket.as_deref().is_some_and(agent_files::is_orphaned)
     }
 
     /// Is its agent on this machine, according to the boot id, in whatever container?

@@ -112,8 +112,9 @@ impl Agent {
         self.connect_by_rails(number, end)?;
         let opening = self.remote_transport.begin_open_unstaged(number, remote)?;
         self.wait_for_links(end, RemoteTransport::open_counts);
-        let ends = (local, remote_end);
-        let requesting = self.remote_transport.request_direct(number, opening, ends, end)?;
+        self.remote_transport.finish_open(opening)?;
+        let requesting =
+            self.remote_transport.request_direct(number, local, remote, remote_end, end);
         let end = requesting.until();
         loop {
             let max_wait = self.progress_while_waiting();

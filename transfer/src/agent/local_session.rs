@@ -12,7 +12,7 @@ use super::card::AgentCard;
 use super::local_protocol::{Reply, Request};
 use super::local_target::{LocalInitiator, LocalTarget, ReadOnlyRegionTable};
 use super::session_segment::{InitiatorSegment, TargetSegment};
-use super::{CONNECT, card_file};
+use super::{CONNECT, agent_files};
 use crate::error::{Context, Error, ErrorKind, Result, failed};
 use crate::notice::Notice;
 use crate::region::{RegionDescriptor, RegisteredRegion};
@@ -225,7 +225,7 @@ impl LocalSession {
                     return Err(Error::new(CONNECT, ErrorKind::Closed, detail));
                 }
                 // It may be starting: the card file exists before the socket.
-                Err(_) if remaining(end) > pause && card_file::exists(path) => {
+                Err(_) if remaining(end) > pause && agent_files::exists(path) => {
                     let until = Instant::now() + pause;
                     while remaining(until) > Duration::ZERO {
                         std::thread::sleep(remaining(until).min(meanwhile()));

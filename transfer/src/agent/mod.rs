@@ -1,11 +1,13 @@
 //! Agents: put into and get from regions of other agents.
 
+mod agent_files;
 mod card;
 mod card_file;
 mod direct_access;
 mod epochs;
+mod event;
+mod event_queue;
 mod event_watch;
-mod events;
 mod explain;
 mod join;
 mod leftovers;
@@ -31,7 +33,7 @@ use std::time::{Duration, Instant};
 use gpu::CopyMethod;
 use ipc::{ForkGeneration, WaitStrategy};
 
-use self::events::Events;
+use self::event_queue::EventQueue;
 use self::local_copies::LocalCopies;
 use self::local_target::{LocalServer, OutstandingCopies};
 use self::peers::{Peer, Peers};
@@ -47,11 +49,12 @@ use crate::region::{Buffer, Region, RegionDescriptor, Rights};
 use crate::remaining;
 use crate::share::check_fork;
 
+pub use agent_files::Condition;
 pub use card::{AgentCard, FabricAddress, MAX_PUBLISHED_REGIONS};
+pub use event::Event;
 pub use event_watch::EventWatch;
-pub use events::Event;
 pub use explain::MemoryAttributes;
-pub use leftovers::{Condition, Leftovers, clean};
+pub use leftovers::{Leftovers, clean};
 pub(crate) use local_target::LocalTarget;
 pub use options::{AgentOptions, choose_fabric};
 pub use route::Route;
@@ -163,7 +166,7 @@ pub struct Agent {
     local_copies: LocalCopies,
     remote_transport: RemoteTransport,
     operations: Operations,
-    events: Events,
+    events: EventQueue,
     forces_remote: bool,
     wait_strategy: WaitStrategy,
     fork_generation: ForkGeneration,

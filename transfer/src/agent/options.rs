@@ -8,7 +8,7 @@ use std::time::Duration;
 use fabric::{Caps, EndpointKind, Locality, Offer, Policy, Query, Requirements};
 use ipc::{ForkGeneration, WaitStrategy};
 
-use super::events::Events;
+use super::event_queue::EventQueue;
 use super::local_copies::LocalCopies;
 use super::local_target::{self, LocalServer, LocalTarget};
 use super::peers::Peers;
@@ -62,7 +62,7 @@ impl Agent {
             local_copies: LocalCopies::default(),
             remote_transport,
             operations: Operations::default(),
-            events: Events::new(options.first_reserved_tag),
+            events: EventQueue::new(options.first_reserved_tag),
             forces_remote: options.forces_remote,
             wait_strategy: options.wait_strategy,
             fork_generation: ForkGeneration::current(),

@@ -9,7 +9,7 @@ use super::card::AgentCard;
 use super::epochs::Epochs;
 use super::local_session::{LocalSession, ProgressCallback};
 use super::local_target::{self, LocalTarget};
-use super::{DeferredOperation, JOIN, OperationContext, card_file};
+use super::{DeferredOperation, JOIN, OperationContext, agent_files};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::notice::Notice;
@@ -187,7 +187,7 @@ impl Peer {
                 Ok(local_session) => return Ok(peer(Locality::SameMachine, Some(local_session))),
                 // A listening agent refused: that is not a matter of paths.
                 Err(error) if error.kind() != ErrorKind::Failed => return Err(error),
-                Err(_) if is_same_machine && card_file::is_socket_gone(path) => format!(
+                Err(_) if is_same_machine && agent_files::is_socket_gone(path) => format!(
                     "agent \"{}\" has ended, or its card is from an earlier start: its socket {} is \
                      gone. Take a new card",
                     card.label.escape_debug(),

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use ipc::WaitStrategy;
 
-use super::events::{Event, Events, TakeEvent};
+use super::event::Event;
+use super::event_queue::{EventQueue, TakeEvent};
 use super::peers::Peer;
 use super::{Agent, BUSY_PAUSE};
 use crate::error::{Error, ErrorKind, Result};
@@ -169,7 +170,7 @@ impl Agent {
 
     /// The next event, if any.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.poll_events(Events::take)
+        self.poll_events(EventQueue::take)
     }
 
     fn poll_events(&mut self, take: TakeEvent) -> Option<Event> {
@@ -187,7 +188,7 @@ impl Agent {
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded).
     pub fn next_event(&mut self, timeout: Duration) -> Result<Event> {
-        self.wait_for_event(timeout, Events::take)
+        self.wait_for_event(timeout, EventQueue::take)
     }
 
     /// Waits for a notice with a [reserved](super::AgentOptions::reserve_tags_from) tag, or for the
@@ -218,7 +219,7 @@ impl Agent {
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded).
     pub fn next_reserved_event(&mut self, timeout: Duration) -> Result<Event> {
-        self.wait_for_event(timeout, Events::take_reserved)
+        self.wait_for_event(timeout, EventQueue::take_reserved)
     }
 
     fn wait_for_event(&mut self, timeout: Duration, take: TakeEvent) -> Result<Event> {

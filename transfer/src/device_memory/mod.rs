@@ -4,54 +4,24 @@
 //! does it. A probe of its user tries whether transfers with it are right, with bytes of a
 //! [`Pattern`]. `written_devices` are those whose writes are flushed.
 
+mod allocation;
 mod pattern;
 pub(crate) mod registration;
 mod registration_policy;
 mod written_devices;
 
+pub use allocation::Allocation;
 pub use pattern::{Part, Pattern};
 pub use registration::{device_memory, register, register_range};
 pub use registration_policy::{DeviceFacts, FabricFacts, obstacle};
 pub(crate) use written_devices::WrittenDevices;
 pub use written_devices::flush;
 
-use gpu::{Allocator, Device, Uuid};
+use gpu::{Device, Uuid};
 use serde::{Deserialize, Serialize};
 
-use crate::path::{ExportObstacle, Exportability, MemoryType, Registration};
+use crate::path::{Exportability, MemoryType, Registration};
 use crate::region::{Buffer, RegionDescriptor};
-
-/// How device memory was allocated. Providers differ in what they register of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Allocation {
-    /// By `cudaMalloc`.
-    Plain,
-    /// Mapped from physical memory (VMM).
-    Mapped,
-}
-
-impl Allocation {
-    /// None for memory that is never registered.
-    pub(crate) fn of(allocator: Allocator) -> Option<Self> {
-        match allocator {
-            Allocator::Plain => Some(Self::Plain),
-            Allocator::Mapped { .. } => Some(Self::Mapped),
-            Allocator::Pool | Allocator::Managed | Allocator::Host => None,
-        }
-    }
-
-    fn of_exported(exportability: Exportability) -> Option<Self> {
-        match exportability {
-            Exportability::ByDescriptors | Exportability::Not(ExportObstacle::NotExportable) => {
-                Some(Self::Mapped)
-            }
-            Exportability::ByLegacyHandle | Exportability::Not(ExportObstacle::NoLegacyHandle) => {
-                Some(Self::Plain)
-            }
-            Exportability::Not(_) => None,
-        }
-    }
-}
 
 /// The kind of memory at one end of a transfer: transfers between two kinds have one verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -2,7 +2,7 @@
 
 use gpu::{Allocator, DeviceName, GpuDirect};
 
-use super::Allocation;
+use super::allocation::Allocation;
 use crate::path::{DeviceFabric, Registration};
 use crate::region::Buffer;
 

@@ -5,8 +5,6 @@ use std::sync::Mutex;
 use gpu::Device;
 use threads::lock;
 
-use super::LocalEnd;
-
 /// Makes writes of network cards visible, where the device demands it. Without a flush of the driver
 /// such memory is used only if that is forced.
 pub fn flush(device: &Device) -> gpu::Result<()> {
@@ -22,9 +20,8 @@ pub fn flush(device: &Device) -> gpu::Result<()> {
 pub(crate) struct WrittenDevices(Mutex<Vec<Device>>);
 
 impl WrittenDevices {
-    /// From now on peers may write to this memory.
-    pub(crate) fn add(&self, end: &LocalEnd) {
-        let LocalEnd::Device(device, _) = end else { return };
+    /// From now on peers may write to memory of this device.
+    pub(crate) fn add(&self, device: &Device) {
         let mut devices = lock(&self.0);
         if device.properties().gpu_direct.needs_flush()
             && devices.iter().all(|known| known.name() != device.name())

@@ -77,9 +77,7 @@ export! {
     fn fabricast_agent_options_init(
         options: OutStruct<'_, RawAgentOptions>[size],
     ) -> i32, c"initialize agent options" {
-        // The caller's size, so that unknown fields that it sets are detected.
-        let size = options.size();
-        options.put(RawAgentOptions::defaults(size))
+        options.put_defaults()
     }
 
     /// Starts an agent.

@@ -6,7 +6,7 @@ use transfer::{Agent, Notice, Route, Token};
 use super::OpenAgent;
 use super::routes::OpenRoute;
 use crate::failure::{Failure, Operation, Result};
-use crate::ffi::{Array, Elements, Out, OutStruct, WithDefaults, export};
+use crate::ffi::{Array, Elements, Out, OutStruct, export};
 use crate::handle::Handle;
 use crate::layout::{RawNotice, RawStrided, TileSides};
 use crate::timeout::Timeout;
@@ -22,7 +22,8 @@ const _: () = assert!(
 /// Starts a transfer. Without room for its number, its outcome is not collected.
 fn transfer(
     operation: Operation,
-    (agent, route): (Handle<OpenAgent>, Handle<OpenRoute>),
+    agent: Handle<OpenAgent>,
+    route: Handle<OpenRoute>,
     notice: Option<RawNotice<'_>>,
     token: Option<Out<'_, u64>>,
     begin: impl FnOnce(&mut Agent, &Route, Option<Notice>) -> transfer::Result<Token>,
@@ -52,7 +53,8 @@ fn start(
 /// Sends a notice without data.
 fn notify(
     operation: Operation,
-    (agent, peer): (Handle<OpenAgent>, u64),
+    agent: Handle<OpenAgent>,
+    peer: u64,
     notice: Option<RawNotice<'_>>,
     token: Option<Out<'_, u64>>,
     send: fn(&mut Agent, transfer::PeerId, Notice) -> transfer::Result<Token>,
@@ -78,9 +80,7 @@ export! {
     fn fabricast_strided_init(
         strided: OutStruct<'_, RawStrided>[size],
     ) -> i32, c"initialize strided rows" {
-        // The caller's size, so that unknown fields that it sets are detected.
-        let size = strided.size();
-        strided.put(RawStrided::defaults(size))
+        strided.put_defaults()
     }
 
     /// Fills in the rows of a tile.
@@ -109,7 +109,7 @@ export! {
         notice: Option<RawNotice<'_>>,
         token: Option<Out<'_, u64>>,
     ) -> i32, c"put" {
-        transfer(OPERATION, (agent, route), notice, token, |agent, route, notice| {
+        transfer(OPERATION, agent, route, notice, token, |agent, route, notice| {
             agent.put(route, blocks.0, notice)
         })
     }
@@ -122,7 +122,7 @@ export! {
         notice: Option<RawNotice<'_>>,
         token: Option<Out<'_, u64>>,
     ) -> i32, c"get" {
-        transfer(OPERATION, (agent, route), notice, token, |agent, route, notice| {
+        transfer(OPERATION, agent, route, notice, token, |agent, route, notice| {
             agent.get(route, blocks.0, notice)
         })
     }
@@ -136,7 +136,7 @@ export! {
         token: Option<Out<'_, u64>>,
     ) -> i32, c"put" {
         let rows = strided(OPERATION, rows)?;
-        transfer(OPERATION, (agent, route), notice, token, |agent, route, notice| {
+        transfer(OPERATION, agent, route, notice, token, |agent, route, notice| {
             agent.put(route, &rows, notice)
         })
     }
@@ -150,7 +150,7 @@ export! {
         token: Option<Out<'_, u64>>,
     ) -> i32, c"get" {
         let rows = strided(OPERATION, rows)?;
-        transfer(OPERATION, (agent, route), notice, token, |agent, route, notice| {
+        transfer(OPERATION, agent, route, notice, token, |agent, route, notice| {
             agent.get(route, &rows, notice)
         })
     }
@@ -162,7 +162,7 @@ export! {
         notice: Option<RawNotice<'_>>,
         token: Option<Out<'_, u64>>,
     ) -> i32, c"put" {
-        transfer(OPERATION, (agent, route), notice, token, Agent::put_all)
+        transfer(OPERATION, agent, route, notice, token, Agent::put_all)
     }
 
     /// Gets the whole remote region.
@@ -172,7 +172,7 @@ export! {
         notice: Option<RawNotice<'_>>,
         token: Option<Out<'_, u64>>,
     ) -> i32, c"get" {
-        transfer(OPERATION, (agent, route), notice, token, Agent::get_all)
+        transfer(OPERATION, agent, route, notice, token, Agent::get_all)
     }
 
     /// Sends a notice.
@@ -182,7 +182,7 @@ export! {
         notice: Option<RawNotice<'_>>,
         token: Option<Out<'_, u64>>,
     ) -> i32, c"notify" {
-        notify(OPERATION, (agent, peer), notice, token, Agent::notify)
+        notify(OPERATION, agent, peer, notice, token, Agent::notify)
     }
 
     /// Sends a notice after all earlier operations with the peer.
@@ -192,7 +192,7 @@ export! {
         notice: Option<RawNotice<'_>>,
         token: Option<Out<'_, u64>>,
     ) -> i32, c"notify ordered" {
-        notify(OPERATION, (agent, peer), notice, token, Agent::notify_ordered)
+        notify(OPERATION, agent, peer, notice, token, Agent::notify_ordered)
     }
 
     /// Later operations with the peer start after all earlier ones.

@@ -140,6 +140,14 @@ impl<T: Layout> OutStruct<'_, T> {
     }
 }
 
+impl<T: WithDefaults> OutStruct<'_, T> {
+    /// Writes the defaults, with the caller's size, so that unknown fields that it sets are detected.
+    pub(crate) fn put_defaults(self) -> Result<()> {
+        let size = self.size;
+        self.put(T::defaults(size))
+    }
+}
+
 /// An optional output structure, which may be NULL.
 impl<'a, T: Layout> Argument for Option<OutStruct<'a, T>> {
     type Raw = *mut T;

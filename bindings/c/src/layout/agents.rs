@@ -8,7 +8,7 @@ use transfer::{
     AgentCard, AgentOptions, Event, MAX_LABEL_LENGTH, MAX_STRIDES, Notice, Strided, Subarray,
 };
 
-use super::{flag, nanoseconds, time, wait_strategy};
+use super::values::{flag, nanoseconds, time, unknown, wait_strategy};
 use crate::failure::{Failure, Operation, Result};
 use crate::ffi::{Array, Text, WithDefaults};
 
@@ -218,7 +218,7 @@ impl RawStrided {
                 reversed = lists.map(reverse);
                 std::array::from_fn(|list| &reversed[list][..lists[list].len()])
             }
-            other => return Err(super::unknown(operation, "order", other)),
+            other => return Err(unknown(operation, "order", other)),
         };
         let from = Subarray { extents: from_extents, origin: from_origin };
         let to = Subarray { extents: to_extents, origin: to_origin };

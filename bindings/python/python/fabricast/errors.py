@@ -5,45 +5,6 @@ Where Python has an exception for the same, a class is one of that kind, too: a 
 ``TimeoutError``, an invalid argument a ``ValueError``.
 """
 
-__all__ = [
-    "AlreadyServed",
-    "Cancelled",
-    "CannotListen",
-    "Closed",
-    "DeadlineExceeded",
-    "Denied",
-    "DeviceFailed",
-    "Error",
-    "Evicted",
-    "Failed",
-    "Forked",
-    "InvalidArgument",
-    "Malformed",
-    "NoDevice",
-    "NoPath",
-    "NoPeerAccess",
-    "NoProvider",
-    "NotAllowed",
-    "NotFound",
-    "NotSupported",
-    "OutOfBounds",
-    "OutOfMemory",
-    "OverBudget",
-    "Poisoned",
-    "RankFailed",
-    "SettingsDiffer",
-    "Stale",
-    "TooLong",
-    "TooMany",
-    "TooManyLoans",
-    "TooManySamples",
-    "Unavailable",
-    "Unknown",
-    "VersionMismatch",
-    "WouldBlock",
-    "WrongMemory",
-]
-
 
 class Error(Exception):
     """Base of all exceptions of the library."""

@@ -8,59 +8,57 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::Tensor;
+use super::Array;
 
 /// Fills in a view of the array.
 ///
 /// # Safety
-/// `view` is that of a caller of the buffer protocol, and `object` keeps the memory.
+/// `view` is that of a caller of the buffer protocol.
 pub(super) unsafe fn fill(
     view: *mut ffi::Py_buffer,
-    object: Bound<'_, PyAny>,
-    tensor: &Tensor<'_>,
+    object: Bound<'_, Array>,
     flags: c_int,
 ) -> PyResult<()> {
+    let array = object.get();
     let refused = |cause: &str| {
         // SAFETY: the caller's view.
         unsafe { (*view).obj = ptr::null_mut() };
         Err(PyBufferError::new_err(cause.to_owned()))
     };
     let wants = |flag: c_int| flags & flag == flag;
-    if wants(ffi::PyBUF_WRITABLE) && tensor.is_read_only {
+    if wants(ffi::PyBUF_WRITABLE) && array.is_read_only {
         return refused("the array is read-only");
     }
-    let has_rows = tensor.layout.shape().iter().filter(|extent| **extent > 1).count() > 1;
+    let has_rows = array.layout.shape().iter().filter(|extent| **extent > 1).count() > 1;
     if wants(ffi::PyBUF_F_CONTIGUOUS) && !wants(ffi::PyBUF_ANY_CONTIGUOUS) && has_rows {
         return refused("the array is in C order");
     }
     let wants_order = [ffi::PyBUF_C_CONTIGUOUS, ffi::PyBUF_F_CONTIGUOUS, ffi::PyBUF_ANY_CONTIGUOUS];
     let is_strided = wants(ffi::PyBUF_STRIDES) && !wants_order.into_iter().any(wants);
-    if !tensor.layout.is_contiguous() && !is_strided {
+    if !array.layout.is_contiguous() && !is_strided {
         return refused("the array is strided: copy it, or use a consumer of strided buffers");
     }
     let (Some(item_size), Some(format)) =
-        (tensor.data_type.item_size(), tensor.data_type.buffer_format())
+        (array.data_type.item_size(), array.data_type.buffer_format())
     else {
-        let cause = format!("buffers have no {}: use DLPack", tensor.data_type);
+        let cause = format!("buffers have no {}: use DLPack", array.data_type);
         return refused(&cause);
     };
-    let dimensions = tensor.layout.shape().len();
+    let dimensions = array.layout.shape().len();
     // Extents, and behind them strides in bytes.
-    let extents = tensor.layout.shape().iter().map(|extent| *extent as isize);
-    let strides =
-        tensor.layout.strides().iter().map(|stride| *stride as isize * item_size as isize);
+    let extents = array.layout.shape().iter().map(|extent| *extent as isize);
+    let strides = array.layout.strides().iter().map(|stride| *stride as isize * item_size as isize);
     let sizes: Box<[isize]> = extents.chain(strides).collect();
-    let length = tensor.layout.elements() * item_size;
+    let length = array.layout.elements() * item_size;
     let sizes = Box::into_raw(Box::new(sizes));
     // SAFETY: the caller's view; the sizes live until `release`.
     unsafe {
         let shape = (*sizes).as_mut_ptr();
         let has_shape = wants(ffi::PyBUF_ND);
-        (*view).buf = ptr::with_exposed_provenance_mut(tensor.address as usize);
-        (*view).obj = object.into_ptr();
+        (*view).buf = ptr::with_exposed_provenance_mut(array.address as usize);
         (*view).len = length as isize;
         (*view).itemsize = item_size as isize;
-        (*view).readonly = c_int::from(tensor.is_read_only);
+        (*view).readonly = c_int::from(array.is_read_only);
         (*view).ndim = if has_shape { dimensions as c_int } else { 1 };
         (*view).format =
             if wants(ffi::PyBUF_FORMAT) { format.as_ptr().cast_mut() } else { ptr::null_mut() };
@@ -69,6 +67,7 @@ pub(super) unsafe fn fill(
             if wants(ffi::PyBUF_STRIDES) { shape.add(dimensions) } else { ptr::null_mut() };
         (*view).suboffsets = ptr::null_mut();
         (*view).internal = sizes.cast();
+        (*view).obj = object.into_any().into_ptr();
     }
     Ok(())
 }

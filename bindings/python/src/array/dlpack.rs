@@ -9,7 +9,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::{Owner, Tensor};
+use super::{Array, Owner};
 
 const CPU: i32 = 1;
 const CUDA: i32 = 2;
@@ -53,9 +53,19 @@ pub(super) struct Unversioned {
     deleter: Option<unsafe extern "C" fn(*mut Self)>,
 }
 
-/// Names of the capsules, before and after they were consumed.
-const VERSIONED: [&CStr; 2] = [c"dltensor_versioned", c"used_dltensor_versioned"];
-const UNVERSIONED: [&CStr; 2] = [c"dltensor", c"used_dltensor"];
+/// What a capsule has.
+trait Content {
+    /// Names of its capsules, before and after they were consumed.
+    const NAMES: [&CStr; 2];
+}
+
+impl Content for Versioned {
+    const NAMES: [&CStr; 2] = [c"dltensor_versioned", c"used_dltensor_versioned"];
+}
+
+impl Content for Unversioned {
+    const NAMES: [&CStr; 2] = [c"dltensor", c"used_dltensor"];
+}
 
 /// A managed tensor: its first field is what consumers know.
 #[repr(C)]
@@ -72,14 +82,14 @@ unsafe extern "C" fn delete<T>(raw: *mut T) {
     drop(unsafe { Box::from_raw(raw.cast::<Managed<T>>()) });
 }
 
-fn manage<T>(tensor: &Tensor<'_>, make: impl FnOnce(RawTensor) -> T) -> *mut T {
-    let shape = tensor.layout.shape().iter().map(|extent| *extent as i64);
+fn manage<T>(array: &Array, make: impl FnOnce(RawTensor) -> T) -> *mut T {
+    let shape = array.layout.shape().iter().map(|extent| *extent as i64);
     let mut shape: Box<[i64]> = shape.collect();
-    let mut strides: Box<[i64]> = tensor.layout.strides().into();
-    let (code, bits, lanes) = tensor.data_type.codes();
+    let mut strides: Box<[i64]> = array.layout.strides().into();
+    let (code, bits, lanes) = array.data_type.codes();
     let raw = make(RawTensor {
-        data: ptr::with_exposed_provenance_mut(tensor.address as usize),
-        device: device(tensor.cuda_device).into(),
+        data: ptr::with_exposed_provenance_mut(array.address as usize),
+        device: device(array.cuda_device()).into(),
         dimensions: shape.len() as i32,
         code,
         bits,
@@ -88,7 +98,7 @@ fn manage<T>(tensor: &Tensor<'_>, make: impl FnOnce(RawTensor) -> T) -> *mut T {
         strides: strides.as_mut_ptr(),
         byte_offset: 0,
     });
-    let owner = Arc::clone(&tensor.owner);
+    let owner = Arc::clone(&array.owner);
     Box::into_raw(Box::new(Managed { raw, _shape: shape, _strides: strides, _owner: owner })).cast()
 }
 
@@ -151,8 +161,8 @@ impl Taken {
                 Some(raw)
             }
         };
-        let versioned = take(VERSIONED).map(|raw| Self::Versioned(raw.cast()));
-        versioned.or_else(|| take(UNVERSIONED).map(|raw| Self::Unversioned(raw.cast())))
+        let versioned = take(Versioned::NAMES).map(|raw| Self::Versioned(raw.cast()));
+        versioned.or_else(|| take(Unversioned::NAMES).map(|raw| Self::Unversioned(raw.cast())))
     }
 
     /// The major version; 0 before there were versions. Nothing else may be asked of one above 1.
@@ -215,64 +225,55 @@ impl Taken {
 }
 
 /// Deletes a tensor that no consumer took.
-unsafe extern "C" fn destroy_versioned(capsule: *mut ffi::PyObject) {
+unsafe extern "C" fn destroy<T: Content>(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls it with the capsule; it has this name until it is consumed.
     unsafe {
-        if ffi::PyCapsule_IsValid(capsule, VERSIONED[0].as_ptr()) == 1 {
-            let raw = ffi::PyCapsule_GetPointer(capsule, VERSIONED[0].as_ptr());
-            delete::<Versioned>(raw.cast());
+        if ffi::PyCapsule_IsValid(capsule, T::NAMES[0].as_ptr()) == 1 {
+            delete::<T>(ffi::PyCapsule_GetPointer(capsule, T::NAMES[0].as_ptr()).cast());
         }
     }
 }
 
-/// Deletes a tensor that no consumer took.
-unsafe extern "C" fn destroy_unversioned(capsule: *mut ffi::PyObject) {
-    // SAFETY: Python calls it with the capsule; it has this name until it is consumed.
+/// Makes a capsule of an array.
+fn capsule<'py, T: Content>(
+    py: Python<'py>,
+    array: &Array,
+    make: impl FnOnce(RawTensor) -> T,
+) -> PyResult<Bound<'py, PyAny>> {
+    let raw = manage(array, make);
+    // SAFETY: a new tensor; the destructor deletes it, unless it is consumed.
     unsafe {
-        if ffi::PyCapsule_IsValid(capsule, UNVERSIONED[0].as_ptr()) == 1 {
-            let raw = ffi::PyCapsule_GetPointer(capsule, UNVERSIONED[0].as_ptr());
-            delete::<Unversioned>(raw.cast());
-        }
+        let made = ffi::PyCapsule_New(raw.cast(), T::NAMES[0].as_ptr(), Some(destroy::<T>));
+        Bound::from_owned_ptr_or_err(py, made).inspect_err(|_| delete(raw))
     }
 }
 
 /// Makes a capsule, of version 1 if the consumer knows that.
 pub(super) fn export<'py>(
     py: Python<'py>,
-    tensor: &Tensor<'_>,
+    array: &Array,
+    is_copied: bool,
     max_version: Option<(u32, u32)>,
 ) -> PyResult<Bound<'py, PyAny>> {
     if max_version.is_some_and(|(major, _)| major >= 1) {
-        let read_only = if tensor.is_read_only { READ_ONLY } else { 0 };
-        let copied = if tensor.is_copied { IS_COPIED } else { 0 };
-        let raw = manage(tensor, |raw| Versioned {
+        let read_only = if array.is_read_only { READ_ONLY } else { 0 };
+        let copied = if is_copied { IS_COPIED } else { 0 };
+        return capsule(py, array, |raw| Versioned {
             version: VERSION,
             context: ptr::null_mut(),
             deleter: Some(delete::<Versioned>),
             flags: read_only | copied,
             tensor: raw,
         });
-        // SAFETY: a new tensor; the destructor deletes it, unless it is consumed.
-        return unsafe {
-            let made =
-                ffi::PyCapsule_New(raw.cast(), VERSIONED[0].as_ptr(), Some(destroy_versioned));
-            Bound::from_owned_ptr_or_err(py, made).inspect_err(|_| delete(raw))
-        };
     }
-    if tensor.is_read_only {
+    if array.is_read_only {
         let cause = "the array is read-only, which this consumer's version of DLPack cannot express. \
                      Use copy=True, a newer version of the library, or numpy.asarray";
         return Err(PyBufferError::new_err(cause));
     }
-    let raw = manage(tensor, |raw| Unversioned {
+    capsule(py, array, |raw| Unversioned {
         tensor: raw,
         context: ptr::null_mut(),
         deleter: Some(delete::<Unversioned>),
-    });
-    // SAFETY: a new tensor; the destructor deletes it, unless it is consumed.
-    unsafe {
-        let made =
-            ffi::PyCapsule_New(raw.cast(), UNVERSIONED[0].as_ptr(), Some(destroy_unversioned));
-        Bound::from_owned_ptr_or_err(py, made).inspect_err(|_| delete(raw))
-    }
+    })
 }

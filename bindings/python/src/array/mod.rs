@@ -1,6 +1,9 @@
 //! Arrays: memory of messages, as DLPack, the buffer protocol and the array interfaces show it.
 //!
 //! Modules, each importing only those before it: `dlpack`, `buffer`, `source`.
+//!
+//! Import cycle with `buffer`, `dlpack`, `source`: the fields of an array are private, and each of its
+//! protocols needs them.
 
 mod buffer;
 mod dlpack;
@@ -292,7 +295,7 @@ impl Array {
         }
         if to_host || copy == Some(true) {
             let copied = self.copy(py)?;
-            return dlpack::export(py, &copied.tensor(true), max_version);
+            return dlpack::export(py, &copied, true, max_version);
         }
         if self.cuda_device().is_some() {
             let handle = match stream {
@@ -306,7 +309,7 @@ impl Array {
             };
             self.owner.used_by(handle)?;
         }
-        dlpack::export(py, &self.tensor(false), max_version)
+        dlpack::export(py, self, false, max_version)
     }
 
     /// # Safety
@@ -322,9 +325,8 @@ impl Array {
             let cause = format!("the memory is on {}: use DLPack", array.device());
             return Err(PyBufferError::new_err(cause));
         }
-        let tensor = array.tensor(false);
         // SAFETY: the caller's view; the object keeps the memory.
-        unsafe { buffer::fill(view, slf.clone().into_any(), &tensor, flags) }
+        unsafe { buffer::fill(view, slf.clone(), flags) }
     }
 
     /// # Safety
@@ -333,32 +335,6 @@ impl Array {
     unsafe fn __releasebuffer__(&self, view: *mut pyo3::ffi::Py_buffer) {
         // SAFETY: filled by `fill`.
         unsafe { buffer::release(view) }
-    }
-}
-
-/// An array, as the modules below export it.
-#[derive(Debug)]
-struct Tensor<'a> {
-    address: u64,
-    data_type: DataType,
-    layout: &'a Layout,
-    cuda_device: Option<u32>,
-    is_read_only: bool,
-    is_copied: bool,
-    owner: Arc<dyn Owner>,
-}
-
-impl Array {
-    fn tensor(&self, is_copied: bool) -> Tensor<'_> {
-        Tensor {
-            address: self.address,
-            data_type: self.data_type,
-            layout: &self.layout,
-            cuda_device: self.cuda_device(),
-            is_read_only: self.is_read_only,
-            is_copied,
-            owner: Arc::clone(&self.owner),
-        }
     }
 }
 

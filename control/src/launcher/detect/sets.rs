@@ -1,10 +1,14 @@
 //! The environment variables of each launcher.
 
 use super::super::environment::Environment;
-use super::super::error::Result;
+use super::super::error::{Error, ErrorKind, Result};
 use super::super::exchange::LocalRank;
-use super::super::pmi::{PmiServer, PmiVersion, is_slurm};
-use super::{Launcher, VARIABLE, invalid};
+use super::super::launchers::Launcher;
+use super::super::pmi::{PmiServer, PmiVersion};
+
+const DETECT: &str = "read launch environment";
+/// Chooses a launcher.
+pub(super) const VARIABLE: &str = "FABRICAST_LAUNCHER";
 
 /// A complete set of a launcher's variables.
 #[derive(Debug)]
@@ -70,7 +74,7 @@ pub(super) fn pmix(environment: &Environment) -> Result<Found> {
 
 /// PMI-1 and PMI-2.
 pub(super) fn pmi(environment: &Environment) -> Result<Found> {
-    let version = match is_slurm(environment) {
+    let version = match environment.is_started_by_slurm() {
         true => PmiVersion::Two,
         false => PmiVersion::One,
     };
@@ -216,4 +220,8 @@ fn check((rank_name, rank): (&str, u32), (size_name, size): (&str, u32)) -> Resu
         true => Ok(()),
         false => invalid(format!("{rank_name}={rank} is not below {size_name}={size}")),
     }
+}
+
+pub(super) fn invalid<T>(detail: String) -> Result<T> {
+    Err(Error::new(DETECT, ErrorKind::InvalidEnvironment, detail))
 }

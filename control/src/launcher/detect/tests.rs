@@ -1,5 +1,8 @@
 //! Environments as launchers set them.
 
+use super::super::error::ErrorKind;
+use super::super::exchange::LocalRank;
+use super::super::pmi::PmiServer;
 use super::*;
 
 type Pairs<'a> = &'a [(&'a str, &'a str)];

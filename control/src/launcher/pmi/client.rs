@@ -6,7 +6,8 @@ use super::descriptor::Descriptor;
 use super::failure::Failure;
 use super::launcher_connection::Connection;
 use super::message::{Message, shortened};
-use super::{PmiVersion, pieces, wire1, wire2};
+use super::version::PmiVersion;
+use super::{pieces, wire1, wire2};
 
 /// Longest request of PMI-1: servers read a request at once, with a buffer of this size.
 const MAX_REQUEST: usize = 1024;

@@ -6,18 +6,6 @@
 //! An MPI library may use the same socket. `hydra`, the launcher of MPICH and Intel MPI, answers
 //! both. Slurm answers the first only, and a launcher at an address answers the last connection
 //! only; connecting beside MPI is refused there.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `failure` | why talking to the launcher failed |
-//! | `message`, `wire1`, `wire2` | the messages of both protocols as bytes |
-//! | `descriptor`, `launcher_connection` | the socket |
-//! | `client` | requests and their answers |
-//! | `mapping` | which ranks are on this machine |
-//! | `pieces` | bytes as values of limited length |
-//! | `session` | the exchange |
-//! | `mpi` | whether MPI is used in this process |
-//! | `open_sessions` | all connections of this process, until its exit |
 
 mod client;
 mod descriptor;
@@ -29,6 +17,7 @@ mod mpi;
 mod open_sessions;
 mod pieces;
 mod session;
+mod version;
 mod wire1;
 mod wire2;
 
@@ -37,21 +26,20 @@ mod test_server;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use self::client::{Client, Reported};
 use self::failure::Failure;
 use self::launcher_connection::Connection;
 use self::mpi::MpiState;
-use self::open_sessions::Key;
-use self::session::Session;
+use self::open_sessions::{CONNECT, Key};
+use self::session::{GATHER, Session};
 use super::environment::Environment;
 use super::error::{Error, ErrorKind, Result};
 use super::exchange::{Exchange, LocalRank};
 
-const CONNECT: &str = "connect to launcher";
-const GATHER: &str = "exchange among ranks";
+pub use version::PmiVersion;
+
 /// Most ranks of a job.
 const MAX_SIZE: u32 = 1 << 24;
 /// Waits without a limit end after ten years.
@@ -64,47 +52,6 @@ pub enum PmiServer {
     Descriptor(i32),
     /// An address, `host:port`, and the number of this process there: `PMI_PORT`, `PMI_ID`.
     Address(String, u32),
-}
-
-/// The version of the protocol.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PmiVersion {
-    /// PMI-1: MPICH, Intel MPI, Flux.
-    One,
-    /// PMI-2: Slurm.
-    Two,
-}
-
-impl PmiVersion {
-    fn name(self) -> &'static str {
-        match self {
-            Self::One => "PMI-1",
-            Self::Two => "PMI-2",
-        }
-    }
-
-    /// Version and subversion.
-    fn numbers(self) -> (&'static str, &'static str) {
-        match self {
-            Self::One => ("1", "1"),
-            Self::Two => ("2", "0"),
-        }
-    }
-
-    fn of_number(number: &str) -> Option<Self> {
-        [Self::One, Self::Two].into_iter().find(|version| version.numbers().0 == number)
-    }
-}
-
-impl fmt::Display for PmiVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// Has Slurm started this process itself, and not an `mpirun` within its job?
-pub(super) fn is_slurm(environment: &Environment) -> bool {
-    environment.text("SLURM_STEP_ID").is_some() && environment.text("MPI_LOCALRANKID").is_none()
 }
 
 /// A job whose launcher speaks PMI.
@@ -222,7 +169,7 @@ fn check_beside_mpi(server: &PmiServer, environment: &Environment) -> Result<()>
         (MpiState::NotInitialized, _) => return Ok(()),
         (MpiState::Finalized, _) => AFTER_MPI,
         (MpiState::Initialized, PmiServer::Address(..)) => BESIDE_MPI_AT_ADDRESS,
-        (MpiState::Initialized, _) if is_slurm(environment) => BESIDE_MPI_IN_SLURM,
+        (MpiState::Initialized, _) if environment.is_started_by_slurm() => BESIDE_MPI_IN_SLURM,
         (MpiState::Initialized, _) => return Ok(()),
     };
     Err(Error::new(CONNECT, ErrorKind::Unavailable, detail))

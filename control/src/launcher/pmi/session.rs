@@ -8,7 +8,10 @@ use super::super::exchange::LocalRank;
 use super::super::presence::Presence;
 use super::client::Client;
 use super::failure::Failure;
-use super::{GATHER, PmiVersion, is_slurm, mapping, pieces};
+use super::version::PmiVersion;
+use super::{mapping, pieces};
+
+pub(super) const GATHER: &str = "exchange among ranks";
 
 /// Pause between two looks at which ranks have come, while a barrier waits for them.
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
@@ -196,7 +199,8 @@ fn local_ranks(
     size: u32,
 ) -> (Option<LocalRank>, Option<Vec<u32>>) {
     let number = |name| environment.number::<u32>(name).ok().flatten();
-    let variable = if is_slurm(environment) { "SLURM_LOCALID" } else { "MPI_LOCALRANKID" };
+    let variable =
+        if environment.is_started_by_slurm() { "SLURM_LOCALID" } else { "MPI_LOCALRANKID" };
     let (local_rank, local_size) = (number(variable), number("MPI_LOCALNRANKS"));
     if let Some(ranks) = mapping {
         let at = ranks.binary_search(&rank).unwrap_or_default() as u32;

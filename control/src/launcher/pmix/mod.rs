@@ -6,14 +6,6 @@
 //! that ends by `_exit` counts as failed at the launcher.
 //!
 //! What is put stays in the launcher's memory, and is sent again with each further exchange.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `abi` | structures and numbers of the interface |
-//! | `library` | finds and loads libpmix; its functions, the only unsafe code |
-//! | `process` | the connection of this process, and what the launcher knows about the job |
-//! | `survey` | which ranks have not called |
-//! | `fence_exchange` | one exchange |
 
 mod abi;
 mod fence_exchange;

@@ -20,13 +20,6 @@
 //! The store outlives restarts of the ranks. Each restart has keys of its own: the text of the job
 //! differs, or START does. A rank that has connected less often than the others, with the same text
 //! of the job, does not find them, and misses the deadline.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `wire` | queries and answers as bytes |
-//! | `store_connection` | a connection, with deadlines |
-//! | `contribution` | head and pieces of the bytes of a rank |
-//! | `gather` | an exchange |
 
 mod contribution;
 mod gather;

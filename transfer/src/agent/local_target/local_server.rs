@@ -14,7 +14,8 @@ use ipc::{Channel, ChannelError, ChannelListener, Message, PidFd};
 use threads::lock;
 
 use super::{LocalInitiator, LocalTarget};
-use crate::agent::card_file::{self, CardFile};
+use crate::agent::agent_files;
+use crate::agent::card_file::CardFile;
 use crate::agent::local_protocol::{MAX_PIECES_PER_MESSAGE, Pieces, Reply, Request};
 use crate::agent::session_segment::TargetSegment;
 use crate::agent::{AgentCard, START};
@@ -50,7 +51,7 @@ impl LocalServer {
         local_target: &Arc<LocalTarget>,
         card: AgentCard,
     ) -> Result<Self, Error> {
-        let socket = card_file::socket_of(directory, local_target.identity);
+        let socket = agent_files::socket_of(directory, local_target.identity);
         let mode = local_target.admission.mode();
         // Before the socket: readers of a card wait for the socket, and no process sees a socket
         // without its card.

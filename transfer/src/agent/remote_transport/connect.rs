@@ -8,9 +8,10 @@ use std::time::Instant;
 
 use super::device_verdicts::{DirectKeys, Verdicts};
 use super::remote_sessions::LostHalf;
-use super::{CONNECT, JOIN, Link, LinkState, RemoteTransport, RouteLane};
+use super::route_lane::RouteLane;
+use super::{CONNECT, JOIN, Link, LinkState, RemoteTransport};
 use crate::agent::AgentCard;
-use crate::agent::events::Events;
+use crate::agent::event_queue::EventQueue;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::rail::{LinkTarget, RemoteSide};
 use crate::region::{RegionDescriptor, RegisteredRegion};
@@ -38,13 +39,6 @@ pub(in crate::agent) struct Opening {
     /// Links that did not know the region.
     new: Vec<u32>,
     may_stage: bool,
-}
-
-impl Opening {
-    /// The number of the region, and its ticket.
-    pub(super) fn region(&self) -> (u64, u64) {
-        self.region
-    }
 }
 
 impl RemoteTransport {
@@ -114,7 +108,7 @@ impl RemoteTransport {
         &mut self,
         Connecting { peer, links, is_first }: Connecting,
         (open, good): LinkCounts,
-        events: &mut Events,
+        events: &mut EventQueue,
     ) -> Result<()> {
         let mut failure = None;
         for number in &links {
@@ -168,7 +162,7 @@ impl RemoteTransport {
                 return Err(Error::new(JOIN, ErrorKind::Malformed, detail));
             }
             let remote = RemoteSide { region: remote.number, ticket: remote.ticket, memory };
-            let lane = RouteLane { link: number, rail, remote, is_direct: direct.is_some() };
+            let lane = RouteLane::new(number, rail, remote, direct.is_some());
             local.map_or(Ok(()), |local| lane.local(local).map(drop))?;
             lanes.push(lane);
         }
@@ -209,13 +203,13 @@ impl RemoteTransport {
         (self.opening_region, self.open_results) = (region, BTreeMap::new());
         let mut new = Vec::new();
         for lane in &lanes {
-            if let Some(known) = self.links.get_mut(&lane.link)
+            if let Some(known) = self.links.get_mut(&lane.link())
                 && let Entry::Vacant(slot) = known.regions.entry(remote.number)
             {
                 slot.insert(false);
-                new.push(lane.link);
+                new.push(lane.link());
             }
-            let (link, stages) = (lane.link, may_stage && lane.remote.memory.is_none());
+            let (link, stages) = (lane.link(), may_stage && lane.remote().memory.is_none());
             self.open_results.insert(link, None);
             self.send_command(link, move |driver| driver.open(link, region, stages));
         }
@@ -248,7 +242,7 @@ impl RemoteTransport {
         if is_open {
             // The region exists: links without an answer request it when they can.
             for lane in &lanes {
-                let (link, stages) = (lane.link, may_stage && lane.remote.memory.is_none());
+                let (link, stages) = (lane.link(), may_stage && lane.remote().memory.is_none());
                 self.send_command(link, move |driver| driver.want_region(link, region, stages));
             }
             return Ok(lanes);

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use fabric::RemoteMemory;
 
-use super::connect::Opening;
 use super::{Link, RemoteTransport};
 use crate::device_memory::{LocalEnd, MemoryEnd};
-use crate::error::{ErrorKind, Result};
+use crate::error::ErrorKind;
 use crate::path::{DeviceFabric, Fabric, Probe, Registration};
 use crate::rail::{DirectOutcome, DirectRequest, PROBE_TIMEOUT};
+use crate::region::RegionDescriptor;
 use crate::remaining;
 
 /// The longest wait for a probe, which may come after those of other initiators.
@@ -167,16 +167,16 @@ impl RemoteTransport {
         found
     }
 
-    /// Requests direct access by all links that are up, after the region was opened.
+    /// Requests direct access to a region, which is open, by all links that are up.
     pub(in crate::agent) fn request_direct(
         &mut self,
         peer: u32,
-        opening: Opening,
-        (local, remote): (&LocalEnd, MemoryEnd),
+        local: &LocalEnd,
+        remote: &RegionDescriptor,
+        remote_end: MemoryEnd,
         end: Instant,
-    ) -> Result<Requesting> {
-        let (region, ends) = (opening.region(), (local.end(), remote));
-        self.finish_open(opening)?;
+    ) -> Requesting {
+        let (region, ends) = ((remote.number, remote.ticket), (local.end(), remote_end));
         let now = Instant::now();
         // Staging the regions needs time, too.
         let most = remaining(end) / 2;
@@ -194,7 +194,7 @@ impl RemoteTransport {
         }
         let has_full_time = most >= PROBE_TIMEOUT;
         let until = end.min(until + RAIL_GRACE);
-        Ok(Requesting { peer, ends, region: region.0, has_full_time, until })
+        Requesting { peer, ends, region: region.0, has_full_time, until }
     }
 
     /// Are all requests answered?

@@ -15,7 +15,8 @@ use self::device_verdicts::{AwaitedRequests, Verdicts};
 use self::remote_sessions::{LostHalf, RemoteSessions};
 use self::route_lane::stripe_blocks;
 use super::card::{AgentCard, FabricAddress};
-use super::events::{Event, Events};
+use super::event::Event;
+use super::event_queue::EventQueue;
 use super::local_target::LocalTarget;
 use super::route::{DataMover, RouteInner};
 use super::{CONNECT, JOIN, OperationContext};
@@ -25,12 +26,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::notice::Notice;
 use crate::operations::Token;
 use crate::path::{Fabric, Operation, Probe, Registration};
-use crate::rail::{
-    Driver, LinkTarget, Rail, RailEvent, RailOptions, RailRequest, RailTransfer, RemoteSide,
-};
+use crate::rail::{Driver, LinkTarget, Rail, RailEvent, RailOptions, RailRequest, RailTransfer};
 
 pub(super) use connect::LinkCounts;
 pub(super) use device_verdicts::{DirectAccess, DirectKeys};
+pub(super) use route_lane::RouteLane;
 
 #[cfg(test)]
 mod tests;
@@ -100,16 +100,6 @@ struct PeerLinks {
     error: Option<Error>,
     /// Regions of device memory to which the peer grants no direct access, with the reason.
     refused_regions: HashMap<u64, String>,
-}
-
-/// The part of a route on one rail.
-#[derive(Debug)]
-pub(super) struct RouteLane {
-    link: u32,
-    rail: usize,
-    remote: RemoteSide,
-    /// Does the fabric access device memory itself?
-    is_direct: bool,
 }
 
 /// All state of an agent about rails.
@@ -287,8 +277,8 @@ impl RemoteTransport {
 
     /// Can it carry bytes now?
     fn is_open(&self, route_lane: &RouteLane) -> bool {
-        self.links.get(&route_lane.link).is_some_and(|link| {
-            link.is_up() && link.regions.get(&route_lane.remote.region) == Some(&true)
+        self.links.get(&route_lane.link()).is_some_and(|link| {
+            link.is_up() && link.regions.get(&route_lane.remote().region) == Some(&true)
         })
     }
 
@@ -404,7 +394,7 @@ impl RemoteTransport {
             Ok(local) => local,
             Err(error) => return self.stripe_done(token, Err(error)),
         };
-        let (link, remote) = (route_lane.link, route_lane.remote.clone());
+        let (link, remote) = (route_lane.link(), route_lane.remote().clone());
         let region = Arc::clone(route.local());
         let bytes = Some(RailTransfer { operation, local, remote, blocks, reroutes, region });
         self.submit(RailRequest { link, token, notice, bytes });
@@ -440,7 +430,7 @@ impl RemoteTransport {
             _ => return self.stripe_done(token, Err(closed())),
         };
         let open = || {
-            let others = route_lanes.iter().filter(|route_lane| route_lane.link != lost);
+            let others = route_lanes.iter().filter(|route_lane| route_lane.link() != lost);
             others.filter(|route_lane| self.is_open(route_lane))
         };
         let next_route_lane = self.next_route_lane;
@@ -481,7 +471,7 @@ impl RemoteTransport {
     }
 
     /// Handles the events of the rails. True if there were any.
-    pub(super) fn poll(&mut self, events: &mut Events) -> bool {
+    pub(super) fn poll(&mut self, events: &mut EventQueue) -> bool {
         let (mut has_any, mut session_closed) = (false, Vec::new());
         for rail in 0..self.rails.len() {
             let has_ended = self.rails[rail].has_ended();
@@ -511,7 +501,7 @@ impl RemoteTransport {
     fn lose_rail(
         &mut self,
         rail: usize,
-        events: &mut Events,
+        events: &mut EventQueue,
     ) -> impl Iterator<Item = RailEvent> + use<> {
         let cause = || Error::new(CONNECT, ErrorKind::Closed, "the rail's thread has ended");
         let on_rail = self.links.iter().filter(|(_, link)| link.rail == rail);
@@ -546,7 +536,7 @@ impl RemoteTransport {
         }
     }
 
-    fn handle_rail_event(&mut self, rail: usize, event: RailEvent, events: &mut Events) {
+    fn handle_rail_event(&mut self, rail: usize, event: RailEvent, events: &mut EventQueue) {
         match event {
             RailEvent::Up { link: number } => {
                 if let Some(link) = self.links.get_mut(&number) {
@@ -614,7 +604,7 @@ impl RemoteTransport {
         self.report_session_events(events);
     }
 
-    fn report_session_events(&mut self, events: &mut Events) {
+    fn report_session_events(&mut self, events: &mut EventQueue) {
         self.remote_sessions.take_events().for_each(|event| events.push(event, None));
     }
 

@@ -2,18 +2,39 @@
 
 use gpu::Block;
 
-use super::RouteLane;
 use crate::agent::JOIN;
 use crate::blocks::{BlockQueue, Blocks};
 use crate::device_memory::device_memory;
 use crate::error::{Error, ErrorKind, Result};
-use crate::rail::LocalSide;
+use crate::rail::{LocalSide, RemoteSide};
 use crate::region::{Buffer, RegisteredRegion};
 
 /// Blocks of at least this length are split among rails.
 const MIN_STRIPED_LENGTH: u64 = 8 << 20;
 
+/// The part of a route on one rail.
+#[derive(Debug)]
+pub(in crate::agent) struct RouteLane {
+    link: u32,
+    rail: usize,
+    remote: RemoteSide,
+    /// Does the fabric access device memory itself?
+    is_direct: bool,
+}
+
 impl RouteLane {
+    pub(super) fn new(link: u32, rail: usize, remote: RemoteSide, is_direct: bool) -> Self {
+        Self { link, rail, remote, is_direct }
+    }
+
+    pub(super) fn link(&self) -> u32 {
+        self.link
+    }
+
+    pub(super) fn remote(&self) -> &RemoteSide {
+        &self.remote
+    }
+
     /// The local memory for this rail, unless the region is withdrawn. Looked up each time: a route
     /// that held the registration would keep it open to peers.
     pub(super) fn local(&self, local: &RegisteredRegion) -> Result<LocalSide> {

@@ -184,7 +184,9 @@ impl TargetRole {
         });
         match granted {
             Ok((memory, end)) => {
-                io.agent().written_devices().add(&end);
+                if let LocalEnd::Device(device, _) = &end {
+                    io.agent().written_devices().add(device);
+                }
                 let message = Message::Direct { request: wanted.request, memory };
                 self.send_message(io, session, &message);
             }

@@ -1,66 +1,15 @@
-//! Events of an agent: initiators that connect and disconnect, and their notices.
+//! Queue of the events of an agent: initiators that connect and disconnect, and their notices.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::event::Event;
 use super::local_target::{LocalInitiator, LocalTarget};
 use crate::notice::Notice;
 
-/// An event that peers caused.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Event {
-    /// An initiator connected, by one or more rails.
-    Joined {
-        /// Identity of the initiator.
-        from: [u8; 16],
-        /// Label of the initiator.
-        label: String,
-    },
-    /// A notice arrived. The data of its transfer has arrived before.
-    Notice {
-        /// Identity of its sender.
-        from: [u8; 16],
-        /// Contents of the notice.
-        notice: Notice,
-    },
-    /// An initiator disconnected or died, or the connection to it was lost. All its notices were
-    /// reported before.
-    Left {
-        /// Identity of the initiator.
-        from: [u8; 16],
-        /// Label of the initiator.
-        label: String,
-        /// The initiator's process ended, or no rail received anything from it within the timeout.
-        is_dead: bool,
-    },
-    /// A fabric between this agent and a peer was lost. The other rails continue, and this one is
-    /// retried. If it was the last one of an initiator, [`Left`](Self::Left) is reported too.
-    RailLost {
-        /// Identity of the peer.
-        with: [u8; 16],
-        /// Label of the peer.
-        label: String,
-        /// Index of the [fabric](super::AgentOptions::fabric) of this agent, from 0.
-        rail: usize,
-        /// The cause.
-        reason: String,
-    },
-    /// A lost rail carries bytes again. Not reported for an initiator that has [left](Self::Left):
-    /// it is reported as [joined](Self::Joined) when it reconnects.
-    RailRestored {
-        /// Identity of the peer.
-        with: [u8; 16],
-        /// Label of the peer.
-        label: String,
-        /// Index of the fabric of this agent.
-        rail: usize,
-    },
-}
-
 /// Events that were not taken, and the local initiators that cause some of them.
 #[derive(Debug, Default)]
-pub(super) struct Events {
+pub(super) struct EventQueue {
     queue: VecDeque<(Event, Option<NoticeCredit>)>,
     /// The first reserved tag.
     first_reserved: Option<u64>,
@@ -81,9 +30,9 @@ pub(super) struct Events {
 pub(super) type NoticeCredit = (usize, u64);
 
 /// Takes an event of one of the queues.
-pub(super) type TakeEvent = fn(&mut Events) -> Option<Event>;
+pub(super) type TakeEvent = fn(&mut EventQueue) -> Option<Event>;
 
-impl Events {
+impl EventQueue {
     pub(super) fn new(first_reserved: Option<u64>) -> Self {
         Self { first_reserved, ..Self::default() }
     }
