@@ -23,7 +23,7 @@ test: ## All checks required before a merge
 test-long: ## Run-time checkers and fuzzing: slow steps and steps that need a nightly toolchain
 	@scripts/test --long
 
-quick: ## Quick subset of test: lint, unit tests, provider matrix on tcp and shm
+quick: ## Quick subset of test: lint, and the tests of packages that differ from main
 	@scripts/test --quick
 
 lint: ## Formatting, clippy, and the checks of CONTRIBUTING.md
