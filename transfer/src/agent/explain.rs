@@ -167,7 +167,8 @@ pub(super) fn facts(
     let unknown = || Error::new(EXPLAIN, ErrorKind::Unknown, "unknown peer");
     let peer = peers.find(number).ok_or_else(unknown)?;
     let fabric = remote_transport.facts(
-        (number, peer.card()),
+        number,
+        peer.card(),
         |rail, facts| local.local_registration(rail, facts, local_device.as_ref()),
         |domain, facts| remote.remote_registration(domain, facts),
     );

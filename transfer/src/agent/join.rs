@@ -138,7 +138,7 @@ impl Agent {
         let works = |_, _: &FabricFacts| Registration::Works;
         let (kind, fabric) = match self.remote_transport.error(number) {
             Some(error) => (error.kind(), error.reason()),
-            None => match self.remote_transport.facts((number, peer.card()), works, works) {
+            None => match self.remote_transport.facts(number, peer.card(), works, works) {
                 Fabric::None { cause } => {
                     (ErrorKind::NoPath, format!("no fabric reaches it: {cause}"))
                 }

@@ -317,7 +317,7 @@ impl Peer {
             }
             outcome => {
                 let outcome = outcome.map_err(|error| error.with(&self.card.label));
-                finish((context.token, context.epoch), outcome, &mut self.epochs, operations);
+                finish(context.token, context.epoch, outcome, &mut self.epochs, operations);
             }
         }
     }
@@ -335,7 +335,7 @@ impl Peer {
                 Err(error) => Err(error.with(&self.card.label)),
             };
             has_sent |= outcome.is_ok();
-            finish((*token, *epoch), outcome, &mut self.epochs, operations);
+            finish(*token, *epoch, outcome, &mut self.epochs, operations);
             self.unsent_notices.pop_front();
         }
         if has_sent {
@@ -398,7 +398,8 @@ impl Peer {
 }
 
 fn finish(
-    (token, epoch): (Token, u64),
+    token: Token,
+    epoch: u64,
     outcome: Result<()>,
     epochs: &mut Epochs,
     operations: &mut Operations,

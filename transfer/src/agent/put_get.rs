@@ -303,12 +303,12 @@ impl Agent {
         }
         match route.0.mover() {
             DataMover::Local(mover) => {
-                return self.local_copies.begin(operation, mover, (blocks, by), context);
+                return self.local_copies.begin(operation, mover, blocks, by, context);
             }
             DataMover::Rails(lanes) => {
                 let is_remote = self.peers.find(context.peer).is_some_and(Peer::is_remote);
-                let context = (context, is_remote);
-                self.remote_transport.submit_stripes(operation, &route.0, lanes, blocks, context);
+                let (transport, route) = (&mut self.remote_transport, &route.0);
+                transport.submit_stripes(operation, route, lanes, blocks, context, is_remote);
                 self.finish_remote();
             }
         }

@@ -75,7 +75,8 @@ impl LocalCopies {
         &mut self,
         operation: Operation,
         mover: &LocalMover,
-        (blocks, by): (Blocks<'_>, CopyMethod),
+        blocks: Blocks<'_>,
+        by: CopyMethod,
         context: OperationContext,
     ) -> std::result::Result<(), Box<(OperationContext, Error)>> {
         match mover {

@@ -204,7 +204,8 @@ impl RemoteTransport {
     /// probes](Self::with_verdicts).
     pub(super) fn facts(
         &self,
-        (peer, card): (u32, &AgentCard),
+        peer: u32,
+        card: &AgentCard,
         local: impl Fn(usize, &FabricFacts) -> Registration,
         remote: impl Fn(usize, &FabricFacts) -> Registration,
     ) -> Fabric {
@@ -359,7 +360,8 @@ impl RemoteTransport {
         route: &Arc<RouteInner>,
         route_lanes: &[RouteLane],
         blocks: Blocks<'_>,
-        (mut context, sends_notice): (OperationContext, bool),
+        mut context: OperationContext,
+        sends_notice: bool,
     ) {
         let mut notice = context.notice.take_if(|_| sends_notice);
         let open = || route_lanes.iter().filter(|route_lane| self.is_open(route_lane));
