@@ -1,3 +1,4 @@
+mod changing_publishers;
 mod delivery_records;
 mod missed_messages;
 
