@@ -485,10 +485,11 @@ fn messages_of_killed_processes_are_all_signalled() {
             for subscriber in &mut subscribers {
                 while subscriber.try_pull().unwrap().is_some() {}
             }
-            if *participant == participants[2] {
+            let is_last = *participant == participants[2];
+            if is_last {
                 child.kill();
             }
-            child.wait();
+            assert_eq!(child.was_killed(), is_last);
             node.reclaim(*participant);
         }
     }
