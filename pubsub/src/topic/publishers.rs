@@ -64,7 +64,7 @@ pub(super) fn claim<W: Words>(words: &W, me: Participant) -> Result<(PublisherSl
         words.compare_exchange(slot.at(OWNER), 0, u64::from(me.number())).is_ok()
     };
     let mut all: Vec<_> = slots(words).collect();
-    // Each serial is read once: other processes change them, and a sort panics if its order changes.
+    // Each serial is read once: other processes change them, and a sort with changing keys panics.
     all.sort_by_cached_key(|slot| slot.word(NUMBER) & !HAS_LEFT);
     let Some(slot) = all.into_iter().find(free) else {
         let detail =
