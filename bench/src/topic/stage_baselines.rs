@@ -10,7 +10,7 @@ use pubsub::MemoryLocation;
 use pubsub::replication::WorkerOptions;
 
 use super::TopicKind;
-use super::role::TIMEOUT;
+use super::schedule::TIMEOUT;
 use super::topic_results::Latency;
 use crate::exchange::initiator;
 use crate::exchange::plan::{Exchange, Mode, OfferQuery, Plan, RingExchange, Wait};
