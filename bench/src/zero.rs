@@ -115,7 +115,7 @@ fn send_messages(arguments: &Arguments, mode: Mode) -> Result<(), Failure> {
         offer_query: OfferQuery::new(&arguments.provider),
         waiting: Wait::Busy,
         core: remote,
-        exchange: Exchange::PolledExchange(exchange.clone()),
+        exchange: Exchange::Polled(exchange.clone()),
     };
     let result = polled_exchange::run(initiator::start(&plan, local)?, &exchange)?;
     let settings = Common {

@@ -219,11 +219,11 @@ impl RingExchange {
 /// The exchange of the two processes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Exchange {
-    FabricExchange(FabricExchange),
+    Fabric(FabricExchange),
     /// Messages through rings.
-    RingExchange(RingExchange),
+    Ring(RingExchange),
     /// Messages through memory that the reader polls.
-    PolledExchange(RingExchange),
+    Polled(RingExchange),
 }
 
 /// The plan, as it is sent to the target.
@@ -255,13 +255,13 @@ impl Plan {
     /// Without a hint for order some providers guarantee none.
     pub(crate) fn offer(&self) -> Result<(Offer, bool), Failure> {
         let mut order = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
-        if let Exchange::FabricExchange(measure) = &self.exchange
+        if let Exchange::Fabric(measure) = &self.exchange
             && measure.operation == Operation::Send
         {
             // The n-th posted receive gets the n-th message.
             order |= Order::SEND_AFTER_SEND;
         }
-        if let Exchange::RingExchange(ring_exchange) = &self.exchange
+        if let Exchange::Ring(ring_exchange) = &self.exchange
             && let Some(offer) = self.tagged(order, ring_exchange.notify)
         {
             return Ok((offer, true));
@@ -401,7 +401,7 @@ mod tests {
             iterations: 1,
             warmup: 0,
         };
-        let exchange = Exchange::RingExchange(ring_exchange);
+        let exchange = Exchange::Ring(ring_exchange);
         Plan { offer_query, waiting: Wait::Busy, core: None, exchange }
     }
 

@@ -44,7 +44,7 @@ pub(super) fn ring(
         offer_query: OfferQuery::new(provider),
         waiting,
         core: remote,
-        exchange: Exchange::RingExchange(ring_exchange.clone()),
+        exchange: Exchange::Ring(ring_exchange.clone()),
     };
     let result = ring_exchange::run(initiator::start(&plan, local)?, &ring_exchange)?.measured;
     if !result.verified {
