@@ -105,7 +105,7 @@ fn plan(
         },
         waiting: arguments.waiting,
         core: cores[1],
-        exchange: Exchange::FabricExchange(measure.clone()),
+        exchange: Exchange::Fabric(measure.clone()),
     };
     Ok((plan, measure))
 }

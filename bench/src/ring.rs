@@ -6,8 +6,8 @@ use serde::Serialize;
 use super::core_pair::core_pair;
 use super::progress::Progress;
 use super::report::{Common, Metrics, Report, rounded};
-use crate::exchange::plan::{Exchange, Mode, OfferQuery, Plan, Wait, name_of};
-use crate::exchange::ring_exchange::{self, RingExchange, RingResult};
+use crate::exchange::plan::{Exchange, Mode, OfferQuery, Plan, RingExchange, Wait, name_of};
+use crate::exchange::ring_exchange::{self, RingResult};
 use crate::exchange::{initiator, remote};
 use command::exit::{Exit, Failure};
 use command::size;
@@ -112,7 +112,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(address) = &arguments.serve {
         let source = arguments.source.as_deref();
         return remote::serve(address, &arguments.provider, source, |plan| match &plan.exchange {
-            Exchange::RingExchange(ring_exchange) => check_client_request(ring_exchange),
+            Exchange::Ring(ring_exchange) => check_client_request(ring_exchange),
             _ => Err(Failure::new(
                 Exit::Usage,
                 "the client requested an exchange that is not a ring",
@@ -135,7 +135,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         offer_query,
         waiting: arguments.waiting,
         core: remote,
-        exchange: Exchange::RingExchange(ring_exchange.clone()),
+        exchange: Exchange::Ring(ring_exchange.clone()),
     };
     let has_no_server = arguments.server.is_none();
     let target_memory = if has_no_server { ring_exchange.memory_of_target() } else { 0 };

@@ -10,8 +10,7 @@ use serde::Serialize;
 use super::core_pair::core_pair;
 use super::report::{Common, Metrics, Report, rounded};
 use super::ring;
-use crate::exchange::plan::{Exchange, Mode, OfferQuery, Plan, Wait, name_of};
-use crate::exchange::ring_exchange::RingExchange;
+use crate::exchange::plan::{Exchange, Mode, OfferQuery, Plan, RingExchange, Wait, name_of};
 use crate::exchange::{initiator, polled_exchange};
 use crate::process::pin;
 use command::exit::{Exit, Failure};
@@ -116,7 +115,7 @@ fn send_messages(arguments: &Arguments, mode: Mode) -> Result<(), Failure> {
         offer_query: OfferQuery::new(&arguments.provider),
         waiting: Wait::Busy,
         core: remote,
-        exchange: Exchange::PolledExchange(exchange.clone()),
+        exchange: Exchange::Polled(exchange.clone()),
     };
     let result = polled_exchange::run(initiator::start(&plan, local)?, &exchange)?;
     let settings = Common {

@@ -44,8 +44,6 @@ pub struct Query {
     destination: Option<(String, Option<String>)>,
     threading: Threading,
     progress: Option<Progress>,
-    transmit_depth: usize,
-    receive_depth: usize,
 }
 
 impl Query {
@@ -67,8 +65,6 @@ impl Query {
             destination: None,
             threading: Threading::Safe,
             progress: None,
-            transmit_depth: 0,
-            receive_depth: 0,
         }
     }
 
@@ -161,17 +157,6 @@ impl Query {
     #[must_use]
     pub fn progress(mut self, progress: Progress) -> Self {
         self.progress = Some(progress);
-        self
-    }
-
-    /// The number of outstanding operations, if the default is too small.
-    ///
-    /// Counted in operations (`tx_attr::size`, `rx_attr::size`); 0 keeps the default. An offer
-    /// with smaller queues is not listed.
-    #[must_use]
-    pub fn depths(mut self, transmit: usize, receive: usize) -> Self {
-        self.transmit_depth = transmit;
-        self.receive_depth = receive;
         self
     }
 
@@ -368,8 +353,6 @@ impl Query {
                 domain.control_progress = number;
                 sys::fcs_set_data_progress(domain, number as i32);
             }
-            (*raw.tx_attr).size = self.transmit_depth;
-            (*raw.rx_attr).size = self.receive_depth;
             (*raw.tx_attr).msg_order = order.bits();
             (*raw.rx_attr).msg_order = order.bits();
             if let Some(name) = &self.provider {

@@ -220,7 +220,7 @@ impl Device {
     /// [`Unavailable`](ErrorKind::Unavailable), with the reason.
     pub fn count(implementation: Implementation) -> Result<u32> {
         match implementation {
-            Implementation::Cuda => cuda::count(),
+            Implementation::Cuda => cuda::device_count(),
             Implementation::Emulated => Ok(emulated::COUNT),
         }
     }

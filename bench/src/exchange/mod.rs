@@ -90,15 +90,15 @@ impl ExchangeSide {
         start_stall_alarm()?;
         let domain = Domain::open(offer)?;
         let (length, entries) = match &plan.exchange {
-            Exchange::FabricExchange(measure) => {
+            Exchange::Fabric(measure) => {
                 check_size(domain.capabilities(), measure.size)?;
                 (Layout::new(measure).length(), measure.slots * 4)
             }
-            Exchange::PolledExchange(exchange) => {
+            Exchange::Polled(exchange) => {
                 (SlotLayout::new(exchange, domain.capabilities())?.length(), 4096)
             }
             // Rings have their own memory.
-            Exchange::RingExchange(_) => (4096, 4096),
+            Exchange::Ring(_) => (4096, 4096),
         };
         let options =
             QueueOptions { size: entries.max(256), waiting: plan.waiting.completion_wait() };

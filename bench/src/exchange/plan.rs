@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
-use fabric::ring::NotifyMode;
+use fabric::ring::{MAX_CHUNKS, NotifyMode, RingGeometry};
 use fabric::{
     Caps, EndpointKind, ErrorKind, Offer, Order, Progress, Query, Threading,
     WaitStrategy as CompletionWait,
@@ -11,7 +11,6 @@ use fabric::{
 use ipc::WaitStrategy;
 use serde::{Deserialize, Serialize};
 
-use super::ring_exchange::RingExchange;
 use crate::local_offers;
 use command::exit::{Exit, Failure};
 
@@ -135,14 +134,96 @@ impl FabricExchange {
     }
 }
 
+/// A measurement of messages through rings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RingExchange {
+    pub(crate) mode: Mode,
+    /// Bytes of a message.
+    pub(crate) size: u64,
+    /// Bytes of each ring.
+    pub(crate) capacity: u64,
+    /// Bytes that are released before the writer gets credit; 0: after each chunk.
+    pub(crate) watermark: u64,
+    /// Bytes of payload in a chunk, at most.
+    pub(crate) chunk: u64,
+    /// How readers are notified; None: in the best way that the provider supports.
+    pub(crate) notify: Option<NotifyMode>,
+    pub(crate) iterations: u64,
+    pub(crate) warmup: u64,
+}
+
+impl RingExchange {
+    /// Messages between two samples of a stream.
+    pub(super) const WINDOW: u64 = 16;
+    /// Maximum bytes of all send slots together, and minimum number of slots for long messages.
+    const MAX_SOURCE_BYTES: u64 = 16 << 20;
+    const MIN_SLOTS: u64 = 4;
+
+    /// Is this a valid capacity of a ring?
+    pub(crate) fn has_valid_capacity(&self) -> bool {
+        RingGeometry::new(self.capacity, 0).is_some()
+    }
+
+    pub(super) fn stride(&self) -> u64 {
+        self.size.max(8).next_multiple_of(64)
+    }
+
+    /// Bytes of all send slots.
+    pub(super) fn source(&self) -> u64 {
+        self.slots() * self.stride()
+    }
+
+    /// Memory of the target: its ring, and its send slots if it sends.
+    pub(crate) fn memory_of_target(&self) -> u64 {
+        match self.mode {
+            Mode::Lat => self.capacity.saturating_add(self.source()),
+            Mode::Bw => self.capacity,
+        }
+    }
+
+    /// Memory of the initiator.
+    pub(crate) fn memory_of_initiator(&self) -> u64 {
+        self.capacity.saturating_add(self.source())
+    }
+
+    /// Messages in one direction, with the warm-up.
+    pub(super) fn messages(&self) -> u64 {
+        self.warmup + self.iterations
+    }
+
+    /// Bytes of all of them.
+    pub(super) fn bytes(&self) -> u64 {
+        self.messages().saturating_mul(self.size)
+    }
+
+    /// Memory of the samples: nothing is allocated while the clock runs.
+    pub(super) fn sample_buffer(&self) -> Result<Vec<u64>, Failure> {
+        let count = match self.mode {
+            Mode::Lat => self.iterations.max(self.warmup),
+            Mode::Bw => self.iterations.max(self.warmup) / Self::WINDOW + 1,
+        };
+        let mut samples = Vec::new();
+        samples.try_reserve_exact(usize::try_from(count).unwrap_or(usize::MAX)).map_err(|_| {
+            Failure::failed(format!("allocate samples of {count} messages failed: out of memory"))
+        })?;
+        Ok(samples)
+    }
+
+    /// Messages in flight. Enough that credit returns before all slots are used.
+    pub(super) fn slots(&self) -> u64 {
+        let credit_interval = (self.watermark / self.stride()).min(MAX_CHUNKS);
+        (Self::MAX_SOURCE_BYTES / self.stride()).clamp(Self::MIN_SLOTS, 2 * credit_interval + 64)
+    }
+}
+
 /// The exchange of the two processes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Exchange {
-    FabricExchange(FabricExchange),
+    Fabric(FabricExchange),
     /// Messages through rings.
-    RingExchange(RingExchange),
+    Ring(RingExchange),
     /// Messages through memory that the reader polls.
-    PolledExchange(RingExchange),
+    Polled(RingExchange),
 }
 
 /// The plan, as it is sent to the target.
@@ -174,13 +255,13 @@ impl Plan {
     /// Without a hint for order some providers guarantee none.
     pub(crate) fn offer(&self) -> Result<(Offer, bool), Failure> {
         let mut order = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
-        if let Exchange::FabricExchange(measure) = &self.exchange
+        if let Exchange::Fabric(measure) = &self.exchange
             && measure.operation == Operation::Send
         {
             // The n-th posted receive gets the n-th message.
             order |= Order::SEND_AFTER_SEND;
         }
-        if let Exchange::RingExchange(ring_exchange) = &self.exchange
+        if let Exchange::Ring(ring_exchange) = &self.exchange
             && let Some(offer) = self.tagged(order, ring_exchange.notify)
         {
             return Ok((offer, true));
@@ -320,7 +401,7 @@ mod tests {
             iterations: 1,
             warmup: 0,
         };
-        let exchange = Exchange::RingExchange(ring_exchange);
+        let exchange = Exchange::Ring(ring_exchange);
         Plan { offer_query, waiting: Wait::Busy, core: None, exchange }
     }
 

@@ -12,8 +12,8 @@ use fabric::{Capabilities, Order};
 
 use super::frame::Frame;
 use super::peer_watchdog::unexpected;
-use super::plan::Mode;
-use super::ring_exchange::{RingExchange, RingResult, sampled};
+use super::plan::{Mode, RingExchange};
+use super::ring_exchange::{RingResult, sampled};
 use super::stamps::{is_stamped, stamp};
 use super::{ExchangeSide, Measured};
 use command::exit::{Exit, Failure};

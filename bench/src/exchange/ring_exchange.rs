@@ -2,105 +2,20 @@
 
 use std::time::{Duration, Instant};
 
-use fabric::ring::{
-    MAX_CHUNKS, NotifyMode, Port, PortEvent, Pushed, ReceiverId, RingGeometry, RingOptions,
-    SenderId,
-};
+use fabric::ring::{NotifyMode, Port, PortEvent, Pushed, ReceiverId, RingOptions, SenderId};
 use fabric::{Access, HostMemory, MemoryRegion};
-use serde::{Deserialize, Serialize};
 
 use super::frame::Frame;
 use super::peer_watchdog::{PeerWatchdog, unexpected};
-use super::plan::{Mode, Wait};
+use super::plan::{Mode, RingExchange, Wait};
 use super::stamps::{StampCheck, stamp};
 use super::{ExchangeSide, Measured};
 use command::exit::Failure;
 
-/// Maximum bytes of all send slots together, and minimum number of slots for long messages.
-const MAX_SOURCE_BYTES: u64 = 16 << 20;
-const MIN_SLOTS: u64 = 4;
 /// Turns without progress after which the peer is idle.
 const IDLE_TURNS: u32 = 1000;
-/// Messages between two samples of a stream.
-const WINDOW: u64 = 16;
 /// Longest sleep between two polls of the frame channel.
 const SLEEP_SLICE: Duration = Duration::from_millis(10);
-
-/// The measurement.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct RingExchange {
-    pub(crate) mode: Mode,
-    /// Bytes of a message.
-    pub(crate) size: u64,
-    /// Bytes of each ring.
-    pub(crate) capacity: u64,
-    /// Bytes that are released before the writer gets credit; 0: after each chunk.
-    pub(crate) watermark: u64,
-    /// Bytes of payload in a chunk, at most.
-    pub(crate) chunk: u64,
-    /// How readers are notified; None: in the best way that the provider supports.
-    pub(crate) notify: Option<NotifyMode>,
-    pub(crate) iterations: u64,
-    pub(crate) warmup: u64,
-}
-
-impl RingExchange {
-    /// Is this a valid capacity of a ring?
-    pub(crate) fn has_valid_capacity(&self) -> bool {
-        RingGeometry::new(self.capacity, 0).is_some()
-    }
-
-    pub(super) fn stride(&self) -> u64 {
-        self.size.max(8).next_multiple_of(64)
-    }
-
-    /// Bytes of all send slots.
-    pub(super) fn source(&self) -> u64 {
-        self.slots() * self.stride()
-    }
-
-    /// Memory of the target: its ring, and its send slots if it sends.
-    pub(crate) fn memory_of_target(&self) -> u64 {
-        match self.mode {
-            Mode::Lat => self.capacity.saturating_add(self.source()),
-            Mode::Bw => self.capacity,
-        }
-    }
-
-    /// Memory of the initiator.
-    pub(crate) fn memory_of_initiator(&self) -> u64 {
-        self.capacity.saturating_add(self.source())
-    }
-
-    /// Messages in one direction, with the warm-up.
-    pub(super) fn messages(&self) -> u64 {
-        self.warmup + self.iterations
-    }
-
-    /// Bytes of all of them.
-    pub(super) fn bytes(&self) -> u64 {
-        self.messages().saturating_mul(self.size)
-    }
-
-    /// Memory of the samples: nothing is allocated while the clock runs.
-    pub(super) fn sample_buffer(&self) -> Result<Vec<u64>, Failure> {
-        let count = match self.mode {
-            Mode::Lat => self.iterations.max(self.warmup),
-            Mode::Bw => self.iterations.max(self.warmup) / WINDOW + 1,
-        };
-        let mut samples = Vec::new();
-        samples.try_reserve_exact(usize::try_from(count).unwrap_or(usize::MAX)).map_err(|_| {
-            Failure::failed(format!("allocate samples of {count} messages failed: out of memory"))
-        })?;
-        Ok(samples)
-    }
-
-    /// Messages in flight. Enough that credit returns before all slots are used.
-    pub(super) fn slots(&self) -> u64 {
-        let credit_interval = (self.watermark / self.stride()).min(MAX_CHUNKS);
-        (MAX_SOURCE_BYTES / self.stride()).clamp(MIN_SLOTS, 2 * credit_interval + 64)
-    }
-}
 
 /// One side of the exchange.
 struct RingSide {
@@ -401,12 +316,12 @@ pub(super) fn sampled(
     let mut before = Instant::now();
     for number in 1..=count {
         send()?;
-        if number % WINDOW == 0 {
+        if number % RingExchange::WINDOW == 0 {
             let after = Instant::now();
-            samples.push((after - before).as_nanos() as u64 / WINDOW);
+            samples.push((after - before).as_nanos() as u64 / RingExchange::WINDOW);
             before = after;
         }
     }
-    samples.extend((before.elapsed().as_nanos() as u64).checked_div(count % WINDOW));
+    samples.extend((before.elapsed().as_nanos() as u64).checked_div(count % RingExchange::WINDOW));
     Ok(())
 }

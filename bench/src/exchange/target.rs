@@ -48,8 +48,8 @@ pub(super) fn run_plan(
     let (offer, _) = plan.offer()?;
     let side = ExchangeSide::open(plan, &offer, frame_channel, role)?;
     match &plan.exchange {
-        Exchange::FabricExchange(measure) => measurement::serve(side, measure),
-        Exchange::RingExchange(ring_exchange) => ring_exchange::serve(side, ring_exchange),
-        Exchange::PolledExchange(exchange) => polled_exchange::serve(side, exchange),
+        Exchange::Fabric(measure) => measurement::serve(side, measure),
+        Exchange::Ring(ring_exchange) => ring_exchange::serve(side, ring_exchange),
+        Exchange::Polled(exchange) => polled_exchange::serve(side, exchange),
     }
 }

@@ -15,12 +15,13 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::contents::Contents;
-use super::inter_node::address;
+use super::message_stamps::{Stamps, now};
+use super::node::{address, serve};
 use super::private_copy::PrivateMemory;
-use super::role::{Stamps, TIMEOUT, WorkerResult, WorkerRole, empty_result, next_turn, now, serve};
-use super::schedule::{Round, Turn, TurnTarget, VERIFIED_MESSAGES, WARMUP};
+use super::schedule::{Round, TIMEOUT, Turn, TurnTarget, VERIFIED_MESSAGES, WARMUP};
+use super::shared_words::next_turn;
 use super::timed_subscriber::SubscriberTask;
-use super::topic_results::found;
+use super::topic_results::{WorkerResult, empty_result, found};
 use super::{ROUNDS, Service, TopicKind, TopicResult};
 use crate::exchange::plan::Wait;
 use crate::report::format_figure;
@@ -87,25 +88,27 @@ impl Plan {
         })
     }
 
-    pub(super) fn parts(&self) -> Vec<WorkerRole> {
-        let (socket, at, size) = (self.socket.clone(), self.at, self.kind.size);
+    /// The receiver and the sender.
+    pub(super) fn roles(&self) -> [Role; 2] {
         let receiver = Role::Receiver {
-            at,
+            at: self.at,
             service: self.service.clone(),
             kind: self.kind.clone(),
             readers: self.readers as u32,
         };
-        let sender = Role::Sender { socket, to: at, size };
+        let sender =
+            Role::Sender { socket: self.socket.clone(), to: self.at, size: self.kind.size };
+        [receiver, sender]
+    }
+
+    /// The tasks of all readers.
+    pub(super) fn subscriber_tasks(&self) -> impl Iterator<Item = SubscriberTask> {
         let (directory, topic) =
             (&self.service.directory, ("copies".to_owned(), self.kind.clone()));
         let reading =
             SubscriberTask::new(directory, vec![Some(topic)], &self.schedule, Wait::Block, None)
                 .with_private(PAUSE_LINE, &self.private);
-        let readers = (0..self.readers).map(|_| WorkerRole::Read(reading.clone()));
-        [WorkerRole::Baseline(receiver), WorkerRole::Baseline(sender)]
-            .into_iter()
-            .chain(readers)
-            .collect()
+        std::iter::repeat_n(reading, self.readers as usize)
     }
 
     /// Result, compared with the topic's latency and its slowest stage, in microseconds.

@@ -5,8 +5,11 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::cores::{Cores, Services};
-use super::role::{WORDS, WorkerResult, WorkerRole, end_all, join};
-use super::topic_results::common;
+use super::node::join;
+use super::role::WorkerRole;
+use super::schedule::TIMEOUT;
+use super::shared_words::{WORDS, end_all};
+use super::topic_results::{WorkerResult, common};
 use super::{Arguments, Service, TopicKind};
 use crate::exchange::plan::Wait;
 use crate::report::{Common, Metrics, Report};
@@ -82,8 +85,8 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
     let mut verified = true;
     for (number, (publisher, subscriber)) in users.iter_mut().enumerate() {
         let bytes = vec![number as u8; arguments.size.min(64) as usize];
-        publisher.push(&bytes, super::role::TIMEOUT)?;
-        verified &= subscriber.pull(super::role::TIMEOUT)?.to_vec()? == bytes;
+        publisher.push(&bytes, TIMEOUT)?;
+        verified &= subscriber.pull(TIMEOUT)?.to_vec()? == bytes;
     }
     drop((users, node));
     end_all(&group.shared)?;

@@ -1,15 +1,15 @@
 //! Between two nodes of this machine, each with a dedicated service: as between two machines, since
 //! the nodes cannot pass descriptors.
 
-use std::net::{SocketAddr, TcpListener};
-
 use pubsub::{MemoryLocation, Node, RingPath, Row};
 use serde::Serialize;
 
 use super::baseline::{self, BaselinePublisher};
 use super::cores::{Cores, Services};
-use super::role::{WORDS, WorkerRole, end_all, join, next_turn, wire_turn};
+use super::node::{join, services};
+use super::role::WorkerRole;
 use super::schedule::{Round, Turn, TurnTarget, VERIFIED_MESSAGES, WARMUP, compared, in_turn};
+use super::shared_words::{WORDS, end_all, next_turn, wire_turn};
 use super::stage_baselines::{self, StageCopies};
 use super::thread_usage::{self, ThreadUsage, ThreadUsages};
 use super::timed_publisher::TimedPublisher;
@@ -18,7 +18,7 @@ use super::topic_results::{
     Latency, SingleSubscriber, common, found, of_topic, path, slowest, stages,
 };
 use super::wire_baseline::{WireEnd, write_path};
-use super::{Arguments, Network, ROUNDS, Service, TopicKind};
+use super::{Arguments, ROUNDS, Service, TopicKind};
 use crate::process::{Affinity, pin, set_affinity};
 use crate::report::{Common, Metrics, Report, format_figure, median};
 use crate::worker_group::WorkerGroup;
@@ -36,32 +36,6 @@ const MAX_STREAM_MESSAGES: u64 = 200_000;
 const DEPTH: u32 = 4;
 const WAITING: u64 = 64 << 20;
 const MAX_WAITING: u64 = 1024;
-
-/// A free address of this machine.
-pub(super) fn address() -> Result<SocketAddr, Failure> {
-    let found = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    found.map_err(|error| Failure::failed(format!("find a free port failed: {error}")))
-}
-
-/// The services of two connected nodes, below this directory.
-pub(super) fn services(
-    group: &WorkerGroup,
-    arguments: &Arguments,
-    budget: u64,
-    cores: &[usize],
-) -> Result<[Service; 2], Failure> {
-    let addresses = [address()?, address()?];
-    Ok([0, 1].map(|node| Service {
-        directory: group.directory().join(format!("node-{node}")),
-        network: Some(Network {
-            listen: addresses[node],
-            peer: (node == 1).then_some(addresses[0]),
-            replication: arguments.replication.clone(),
-        }),
-        budget,
-        cores: cores.to_vec(),
-    }))
-}
 
 /// The timed topic.
 const ALL: &str = "all";
@@ -341,7 +315,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .map(|_| baseline::Plan::new(&group, arguments.subscribers, &remote[0].1, plan.each));
     let baseline_plan = baseline_plan.transpose()?;
     if let Some(baseline_plan) = &baseline_plan {
-        tasks.extend(baseline_plan.parts().into_iter().map(|part| (part, None)));
+        let roles = baseline_plan.roles().into_iter().map(WorkerRole::Baseline);
+        let readers = baseline_plan.subscriber_tasks().map(WorkerRole::Read);
+        tasks.extend(roles.chain(readers).map(|part| (part, None)));
     }
     group.start_workers(&tasks)?;
     let node = join(&both[0].directory, "publisher", arguments.waiting)?;

@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 use pubsub::{Publisher, Subscriber};
 use serde::{Deserialize, Serialize};
 
-use super::inter_node::services;
-use super::role::{WORDS, WorkerResult, WorkerRole, empty_result, end_all, has_ended, join, now};
-use super::topic_results::{common, found};
+use super::message_stamps::now;
+use super::node::{join, services};
+use super::role::WorkerRole;
+use super::shared_words::{WORDS, end_all, has_ended};
+use super::topic_results::{WorkerResult, common, empty_result, found};
 use super::{Arguments, TopicKind, TopicResult};
 use crate::exchange::plan::Wait;
 use crate::random_pattern::RandomPattern;

@@ -7,10 +7,13 @@ mod idle;
 mod inter_node;
 mod intra_node;
 mod many_topics;
+mod message_stamps;
+mod node;
 mod private_copy;
 mod queue_baseline;
 mod role;
 mod schedule;
+mod shared_words;
 mod stage_baselines;
 mod thread_usage;
 mod timed_publisher;
@@ -302,7 +305,7 @@ impl TopicKind {
             depth: self.depth,
             largest: self.size,
             loans: LOANS,
-            release_deadline: role::TIMEOUT,
+            release_deadline: schedule::TIMEOUT,
             type_name: None,
         })
     }

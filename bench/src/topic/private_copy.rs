@@ -3,7 +3,7 @@
 use gpu::{Device, Memory, Stream};
 use pubsub::{MemoryLocation, Sample};
 
-use super::role::TIMEOUT;
+use super::schedule::TIMEOUT;
 use command::exit::Failure;
 
 /// Bytes copied at a time between a message and a device: they stay in the cache meanwhile.

@@ -7,7 +7,9 @@ use ipc::{
     MappedWords, OverflowPolicy, Queue, QueueError, QueueSetup, Subscriber, WaitStrategy, WordRange,
 };
 
-use super::role::{TIMEOUT, WORDS, now};
+use super::message_stamps::now;
+use super::schedule::TIMEOUT;
+use super::shared_words::WORDS;
 use crate::exchange::plan::Wait;
 use crate::worker_group::SharedSegment;
 use command::exit::{Exit, Failure};

@@ -1,9 +1,13 @@
 //! The schedule of publisher and readers, turn by turn, which all know from the start.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use super::ROUNDS;
 
+/// Longest wait of one process for another.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 /// Messages of a round that is compared completely.
 pub(super) const VERIFIED_MESSAGES: u64 = 2;
 /// Messages before the first that counts.

@@ -10,11 +10,11 @@ use pubsub::MemoryLocation;
 use pubsub::replication::WorkerOptions;
 
 use super::TopicKind;
-use super::role::TIMEOUT;
+use super::schedule::TIMEOUT;
 use super::topic_results::Latency;
 use crate::exchange::initiator;
-use crate::exchange::plan::{Exchange, Mode, OfferQuery, Plan, Wait};
-use crate::exchange::ring_exchange::{self, RingExchange};
+use crate::exchange::plan::{Exchange, Mode, OfferQuery, Plan, RingExchange, Wait};
+use crate::exchange::ring_exchange;
 use crate::worker_group::empty_histogram;
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
@@ -44,7 +44,7 @@ pub(super) fn ring(
         offer_query: OfferQuery::new(provider),
         waiting,
         core: remote,
-        exchange: Exchange::RingExchange(ring_exchange.clone()),
+        exchange: Exchange::Ring(ring_exchange.clone()),
     };
     let result = ring_exchange::run(initiator::start(&plan, local)?, &ring_exchange)?.measured;
     if !result.verified {

@@ -6,8 +6,8 @@ use pubsub::{Publisher, Topic};
 
 use super::TopicKind;
 use super::contents::Contents;
-use super::role::{Stamps, TIMEOUT, now};
-use super::schedule::{Round, Turn};
+use super::message_stamps::{Stamps, now};
+use super::schedule::{Round, TIMEOUT, Turn};
 use crate::exchange::plan::Wait;
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;

@@ -7,10 +7,13 @@ use pubsub::{Sample, Subscriber};
 use serde::{Deserialize, Serialize};
 
 use super::contents::Contents;
+use super::message_stamps::{Stamps, now};
+use super::node::join;
 use super::private_copy::PrivateMemory;
 use super::queue_baseline::QueueBaselineReader;
-use super::role::{Stamps, TIMEOUT, WorkerResult, empty_result, join, now, pause};
-use super::schedule::{Round, Turn, TurnTarget};
+use super::schedule::{Round, TIMEOUT, Turn, TurnTarget};
+use super::shared_words::pause;
+use super::topic_results::{WorkerResult, empty_result};
 use super::{TopicKind, TopicResult};
 use crate::exchange::plan::Wait;
 use crate::process::pin;

@@ -2,12 +2,19 @@
 
 use serde::Serialize;
 
-use super::role::WorkerResult;
 use super::{Arguments, TopicResult};
 use crate::exchange::plan::{Wait, name_of};
 use crate::report::{Common, format_figure};
+use crate::worker_group;
 use command::histogram::Histogram;
 use command::stages::Stage;
+
+/// The result of a worker.
+pub(super) type WorkerResult = worker_group::WorkerResult<Option<TopicResult>>;
+
+pub(super) fn empty_result(iterations: u64) -> WorkerResult {
+    WorkerResult { iterations, verified: true, ..WorkerResult::default() }
+}
 
 /// Duration of a stage.
 #[derive(Debug, Clone, Serialize)]

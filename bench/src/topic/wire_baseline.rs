@@ -19,7 +19,10 @@ use pubsub::{MemoryLocation, RingPath};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::role::{TIMEOUT, WorkerResult, empty_result, has_ended, now, wire_asked, wire_done};
+use super::message_stamps::now;
+use super::schedule::TIMEOUT;
+use super::shared_words::{has_ended, wire_asked, wire_done};
+use super::topic_results::{WorkerResult, empty_result};
 use super::{Arguments, TopicResult};
 use crate::process::set_affinity;
 use crate::worker_group::{SharedSegment, empty_histogram, find, leave};

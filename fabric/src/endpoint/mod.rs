@@ -30,8 +30,9 @@ mod vectors;
 
 pub use atomic::{AtomicForm, AtomicOperation, AtomicRequest, Datatype};
 pub use connection::Listener;
-pub(crate) use nonblocking::{InjectOutcome, LocalSegment, RemoteTarget};
+pub(crate) use nonblocking::{InjectOutcome, RemoteTarget};
 pub use post::PostOptions;
+pub(crate) use vectors::LocalSegment;
 
 use std::mem::ManuallyDrop;
 use std::ptr;

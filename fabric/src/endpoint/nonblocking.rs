@@ -8,18 +8,8 @@ use libfabric_sys as sys;
 
 use super::Endpoint;
 use super::post::{AGAIN, PostOptions};
-use super::vectors::Vectors;
-use crate::{
-    Access, CompletionKind, CompletionQueue, ErrorKind, MemoryRegion, Peer, RemoteMemory, Result,
-};
-
-/// A part of a region.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct LocalSegment<'a> {
-    pub(crate) region: &'a MemoryRegion,
-    pub(crate) offset: usize,
-    pub(crate) length: usize,
-}
+use super::vectors::{LocalSegment, Vectors};
+use crate::{Access, CompletionKind, CompletionQueue, ErrorKind, Peer, RemoteMemory, Result};
 
 /// A part of a peer's region, from an offset on.
 #[derive(Debug, Clone, Copy)]

@@ -5,8 +5,15 @@ use std::os::raw::c_void;
 use libfabric_sys as sys;
 
 use super::Endpoint;
-use super::nonblocking::LocalSegment;
-use crate::{Access, ErrorKind, Result};
+use crate::{Access, ErrorKind, MemoryRegion, Result};
+
+/// A part of a region.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LocalSegment<'a> {
+    pub(crate) region: &'a MemoryRegion,
+    pub(crate) offset: usize,
+    pub(crate) length: usize,
+}
 
 /// Slices in libfabric's form.
 pub(super) struct Vectors {

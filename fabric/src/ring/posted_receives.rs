@@ -3,16 +3,13 @@
 use super::credit_format;
 use super::memory::RegistrationScope;
 use super::notify::{CREDIT_NOTICE_LEN, NOTICE_LEN, NOTICE_TAG, NotifyMode, has_tags};
+use super::queue_budget::immediate_receive_count;
 use super::{EndpointIo, ReceivedNotice};
-use crate::{
-    Access, Capabilities, Completion, CompletionKind, Domain, HostMemory, MemoryRegion, Result,
-};
+use crate::{Access, Completion, CompletionKind, Domain, HostMemory, MemoryRegion, Result};
 
 /// Messages that may have arrived and not been handled: the chunks in flight of two rings. Beyond
 /// that some providers buffer, and some block the sender.
 const MESSAGE_RECEIVES: u16 = 1024;
-/// Receives for immediates.
-const IMMEDIATE_RECEIVES: usize = 1024;
 const RECEIVE_LEN: usize = 32;
 /// Tokens of receives for messages: this, and the slot.
 const RECEIVE_TOKEN: u64 = 0x5263_7620 << 32;
@@ -30,17 +27,6 @@ pub(super) struct PostedReceives {
     uses_receives: bool,
     /// Slots whose receive is still to be posted.
     unposted: Vec<u16>,
-}
-
-/// Receives posted for immediates where these consume receives. Where queues may overrun they bound
-/// the number of rings, so as many are posted as the provider takes.
-pub(super) fn immediate_receive_count(capabilities: &Capabilities) -> usize {
-    let most = if capabilities.limits.resource_management {
-        IMMEDIATE_RECEIVES
-    } else {
-        usize::from(u16::MAX)
-    };
-    capabilities.limits.receive_depth.clamp(1, most)
 }
 
 impl PostedReceives {

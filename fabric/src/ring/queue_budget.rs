@@ -13,12 +13,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::immediate::MAX_RINGS;
 use super::notify::NotifyMode;
-use super::posted_receives::immediate_receive_count;
 use crate::{Capabilities, Error, ErrorKind, Result};
 
 /// Entries of a quota: at least a few chunks and the end notice, at most enough to keep a writer of
 /// small messages busy.
 const QUOTA_ENTRIES: std::ops::RangeInclusive<u64> = 8..=32;
+/// Receives for immediates, where queues do not overrun.
+const IMMEDIATE_RECEIVES: usize = 1024;
 /// Rings on a port, in both directions.
 const MAX_RINGS_BOTH_WAYS: u64 = 2 * MAX_RINGS as u64;
 
@@ -38,6 +39,17 @@ const MAX_RINGS_BOTH_WAYS: u64 = 2 * MAX_RINGS as u64;
 pub fn queue_entries(capabilities: &Capabilities) -> usize {
     // The larger one is the smallest quota for each of 2048 rings.
     if capabilities.limits.resource_management { 4096 } else { 16384 }
+}
+
+/// Receives posted for immediates where these consume receives. Where queues may overrun they bound
+/// the number of rings, so as many are posted as the provider takes.
+pub(super) fn immediate_receive_count(capabilities: &Capabilities) -> usize {
+    let most = if capabilities.limits.resource_management {
+        IMMEDIATE_RECEIVES
+    } else {
+        usize::from(u16::MAX)
+    };
+    capabilities.limits.receive_depth.clamp(1, most)
 }
 
 /// The free quotas of a queue.

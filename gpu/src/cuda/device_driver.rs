@@ -24,16 +24,6 @@ use crate::properties::{
     GpuDirect, HandleTypes, PciAddress, PeerAccess, Properties, Uuid, WritesOrdering,
 };
 
-/// The number of devices that the driver shows to this process.
-pub(crate) fn count() -> Result<u32> {
-    let functions = library::driver()?;
-    let mut count = 0;
-    // SAFETY: one valid number.
-    let code = unsafe { (functions.device_count)(&raw mut count) };
-    library::check(functions, "count devices", code)?;
-    Ok(count.max(0) as u32)
-}
-
 /// A device's UUID on this machine. Creates no context.
 pub(crate) fn uuid(number: u32) -> Result<Uuid> {
     let operation = "read properties";
@@ -58,7 +48,7 @@ pub(crate) struct Device {
 impl Device {
     pub(crate) fn open(number: u32) -> Result<Self> {
         let name = DeviceName::cuda(number);
-        let count = count()?;
+        let count = library::device_count()?;
         if number >= count {
             let detail = format!("there are {count}");
             return Err(Error::new("open", ErrorKind::NoSuchDevice, detail).of(name));

@@ -183,6 +183,16 @@ fn find() -> Result<Functions> {
     Ok(functions)
 }
 
+/// The number of devices that the driver shows to this process.
+pub(crate) fn device_count() -> Result<u32> {
+    let functions = driver()?;
+    let mut count = 0;
+    // SAFETY: one valid number.
+    let code = unsafe { (functions.device_count)(&raw mut count) };
+    check(functions, "count devices", code)?;
+    Ok(count.max(0) as u32)
+}
+
 /// Formats a version, such as `13.0`.
 pub(super) fn version_text(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cudarc::driver::sys;
 use sys::CUpointer_attribute_enum as Attribute;
 
-use super::device_driver::count;
 use super::library::{self, Address, Code, Functions};
 
 /// Where the memory at an address is located, as far as CUDA knows.
@@ -31,7 +30,8 @@ pub(crate) fn locate(address: u64) -> Option<PointerLocation> {
     }
     // The driver may require a current context. An existing one is used, since creating one
     // takes long; each knows the memory of all devices.
-    let number = (0..count().ok()?).find(|number| has_context(functions, *number))?;
+    let number =
+        (0..library::device_count().ok()?).find(|number| has_context(functions, *number))?;
     let mut device = 0;
     let mut context = ptr::null_mut();
     // SAFETY: valid pointers for the results; a retained context is released, a pushed one

@@ -23,8 +23,8 @@ use crate::device_name::{DeviceName, Implementation};
 use crate::error::{Error, ErrorKind, Result};
 use crate::stream_waits::any_stream_waits;
 
-pub(crate) use device_driver::{Device, count, uuid};
-pub(crate) use library::functions;
+pub(crate) use device_driver::{Device, uuid};
+pub(crate) use library::{device_count, functions};
 pub(crate) use locate::{PointerLocation, locate};
 
 /// The primary context of a device, retained; frameworks use the same context.

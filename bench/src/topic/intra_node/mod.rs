@@ -5,11 +5,13 @@ pub(super) mod fan_out;
 use serde::Serialize;
 
 use super::cores::{Cores, Services};
+use super::node::serve;
 use super::queue_baseline::{self, QueueBaseline};
-use super::role::{WORDS, WorkerRole, serve};
+use super::role::WorkerRole;
 use super::schedule::{
     INTRA_NODE_WARMUP, Round, Turn, TurnTarget, VERIFIED_MESSAGES, WARMUP, compared, in_turn,
 };
+use super::shared_words::WORDS;
 use super::timed_publisher::TimedPublisher;
 use super::timed_subscriber::SubscriberTask;
 use super::topic_results::{Latency, SingleSubscriber, common, found, of_topic, stages};

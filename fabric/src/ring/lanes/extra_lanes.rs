@@ -13,7 +13,8 @@ use super::super::chunk_poster::ChunkPoster;
 use super::super::memory::{RegistrationScope, RingMemory};
 use super::super::posted_receives::PostedReceives;
 use super::super::{Chunk, LaneOffer, MAX_CHUNKS, NotifyMode, RingOffer, SenderInstance};
-use super::lane::{Lane, LaneEvent, LaneJob, PortWaker, RetainedMemory};
+use super::lane::{Lane, LaneJob, PortWaker, RetainedMemory};
+use super::lane_event::LaneEvent;
 use super::send_queue::QueuedChunk;
 use super::{LaneResources, LaneSet, OpenLane};
 use crate::{

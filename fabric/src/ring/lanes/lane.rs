@@ -11,11 +11,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::super::SenderInstance;
 use super::super::chunk_poster::{ChunkPoster, parse_write_token};
 use super::super::memory::RingMemory;
 use super::super::posted_receives::PostedReceives;
-use super::super::{ReceivedNotice, SenderInstance};
 use super::LaneResources;
+use super::lane_event::LaneEvent;
 use super::send_queue::{LaneSendQueue, QueuedChunk};
 use crate::{Error, ErrorKind, Failure, Outcome, Result, Waker};
 
@@ -45,19 +46,6 @@ pub(super) enum LaneJob {
     /// No more chunks of the ring follow. Earlier ones are still written, if that takes less than a
     /// second. If the ring is closed, no event of it is wanted any more.
     Stop { instance: SenderInstance, is_closed: bool },
-}
-
-/// An event of a lane.
-#[derive(Debug)]
-pub(in super::super) enum LaneEvent {
-    /// A notice arrived.
-    ReceivedNotice(ReceivedNotice),
-    /// A chunk with so many bytes of payload is locally complete, and so are all chunks on this
-    /// lane that end at or below the position. Or it was not written, and no later one of its ring
-    /// will be; source memory of chunks that end at or below the position may be reused.
-    Written { lane: usize, instance: SenderInstance, completed_to: u64, bytes: Result<u64> },
-    /// The lane has stopped.
-    LaneFailed(Error),
 }
 
 /// Memory that peers write through lanes: it stays as long as a thread does, even one that hangs.

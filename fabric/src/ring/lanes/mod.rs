@@ -9,12 +9,13 @@
 
 mod extra_lanes;
 mod lane;
+mod lane_event;
 mod scheduler;
 mod send_queue;
 mod stripe_tracker;
 
 pub(super) use extra_lanes::ExtraLanes;
-pub(super) use lane::LaneEvent;
+pub(super) use lane_event::LaneEvent;
 pub(super) use stripe_tracker::StripeTracker;
 
 use lane::RetainedMemory;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::super::EndpointIo;
 use super::super::chunk_poster::{ChunkPoster, Posted};
 use super::super::writer_state::Chunk;
-use super::lane::LaneEvent;
+use super::lane_event::LaneEvent;
 use crate::{Error, ErrorKind, MemoryRegion, Result};
 
 /// How long chunks of a stopped ring wait for room in the provider, which never has any for a dead
