@@ -9,12 +9,10 @@ use std::collections::BTreeSet;
 
 use crate::ids::{NodeId, PublisherId};
 use crate::pool::Direction;
+use crate::replication::control_messages::MAX_LOST_PUBLISHERS;
 use crate::replication::routing::plan::RoutingPlan;
 use crate::replication::{ControlMessage, RemoteNodes};
 use crate::topic::{LostPublisher, Topic};
-
-/// Number of lost publishers that the receiver's topic is sure to remember.
-pub(crate) const MAX_PUBLISHERS: usize = 15;
 
 /// The first lost publisher to report, and the nodes to report it to, perhaps none. Returns None if
 /// there is nothing to report, or not yet. `lost` and `sent` are counts; each destination comes
@@ -46,7 +44,7 @@ pub(crate) fn report(topic: &Topic, plan: &RoutingPlan, remote_nodes: &RemoteNod
     let destinations = destinations.into_iter().map(|node| (node, remote_nodes.is_connected(node)));
     let Some((first, nodes)) = due((lost, topic.losses_sent()), destinations) else { return };
     // Of more than are remembered, report the last.
-    let publishers: Vec<_> = (first.max(lost.saturating_sub(MAX_PUBLISHERS as u64))..lost)
+    let publishers: Vec<_> = (first.max(lost.saturating_sub(MAX_LOST_PUBLISHERS as u64))..lost)
         .filter_map(|number| topic.publisher_lost(Direction::Local, number))
         .map(|dead| dead.publisher)
         .collect();
