@@ -18,8 +18,8 @@ use self::outcome::DemoResult;
 use self::processes::{DemoProcess, DemoProcesses, Role};
 use super::exit::{Exit, Failure, Result};
 use super::open_topic::check_device;
+use super::report_rows::matching;
 use super::statistics::Latency;
-use super::topics::matching;
 use super::{output, size, text};
 
 /// Timeout of the start, and of reading what is left at the end.
