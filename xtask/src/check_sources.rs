@@ -9,7 +9,7 @@ use crate::{doc_comments, file_cycles, file_names, module_order, structs, tuple_
 
 // These only fall: write a smaller number here when the check prints one.
 const MOST_CYCLES: usize = 30;
-const MOST_CYCLES_BELOW_PARENTS: usize = 11;
+const MOST_CYCLES_BELOW_PARENTS: usize = 10;
 const MOST_OPEN: usize = 301;
 const MOST_POOR_BEGINNINGS: usize = 0;
 const MOST_TUPLE_PARAMETERS: usize = 120;
