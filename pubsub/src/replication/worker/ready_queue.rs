@@ -49,7 +49,8 @@ impl ReadyQueue {
     /// Notes the result of the turn of the topic at an index. True if it stays there.
     pub(super) fn end_turn(
         &mut self,
-        (at, slot): (usize, TopicSlot),
+        at: usize,
+        slot: TopicSlot,
         progress: Progress,
         topics: &mut TopicTable,
         now: u64,
@@ -156,7 +157,7 @@ mod tests {
             let at = queue.listed.iter().position(|slot| *slot == removed).unwrap();
             queue.remove(removed);
             let mut topics = TopicTable::new(0);
-            assert!(!queue.end_turn((at, removed), Progress::default(), &mut topics, 0));
+            assert!(!queue.end_turn(at, removed, Progress::default(), &mut topics, 0));
             assert_eq!(queue.listed, [other]);
         }
     }
