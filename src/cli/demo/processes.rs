@@ -142,7 +142,9 @@ impl DemoProcesses {
     /// Starts a process. Tests distinguish the processes by their labels.
     pub(super) fn start(
         &mut self,
-        (part, node, label): (Role, usize, String),
+        part: Role,
+        node: usize,
+        label: String,
         arguments: impl IntoIterator<Item = String>,
     ) -> Result<()> {
         let failed = |why: String| Failure::failed(format!("start {label} failed: {why}"));

@@ -392,7 +392,7 @@ impl PublishRun<'_> {
                     Err(error) => check_timed_out(error)?,
                 }
                 let began = *began.get_or_insert(since);
-                self.continue_waiting(deadline, (Wait::Room, began))?;
+                self.continue_waiting(deadline, Wait::Room, began)?;
             },
         };
         let loaned_at = clock();
@@ -409,14 +409,14 @@ impl PublishRun<'_> {
             };
             self.summary.waited += since.elapsed();
             let began = *began.get_or_insert(since);
-            self.continue_waiting(deadline, (Wait::Room, began))?;
+            self.continue_waiting(deadline, Wait::Room, began)?;
         }
     }
 
-    fn continue_waiting(&mut self, deadline: Deadline, wait: (Wait, Instant)) -> Result<()> {
+    fn continue_waiting(&mut self, deadline: Deadline, wait: Wait, since: Instant) -> Result<()> {
         self.show_progress("; waiting for space in the topic");
         self.poll_connectivity(Phase::Flowing);
-        if let Some(notice) = self.notice.poll(self.node, &self.arguments.topic, wait) {
+        if let Some(notice) = self.notice.poll(self.node, &self.arguments.topic, wait, since) {
             self.progress.clear();
             text::print_error(&format!("fabricast: {notice}"));
         }
@@ -428,7 +428,7 @@ impl PublishRun<'_> {
         }
         let (topic, remedy) =
             (self.arguments.topic.escape_debug(), "Wait longer, or stop slow subscribers");
-        let why = match wait.0 {
+        let why = match wait {
             Wait::Room => format!(
                 "publish to topic \"{topic}\" failed: no space in the topic within --timeout: \
                  subscribers have not released earlier messages. {remedy}"
@@ -450,7 +450,7 @@ impl PublishRun<'_> {
                 Ok(()) => break,
                 Err(error) => check_timed_out(error)?,
             }
-            self.continue_waiting(deadline, (Wait::Release, began))?;
+            self.continue_waiting(deadline, Wait::Release, began)?;
         }
         self.summary.is_released = self.is_reliable;
         Ok(())

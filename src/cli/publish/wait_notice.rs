@@ -39,7 +39,8 @@ impl WaitNotice {
         &mut self,
         node: &Node,
         topic: &str,
-        (wait, since): (Wait, Instant),
+        wait: Wait,
+        since: Instant,
     ) -> Option<String> {
         let answer = match self {
             Self::NotReported if since.elapsed() >= NOTICE_DELAY => {
