@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::exit::{Exit, Failure, Result};
-use super::open_topic::{check_not_a_file, with_remedy};
 use super::output;
+use super::remedy::{check_not_a_file, with_remedy};
 use super::settings::{DIRECTORY_ONLY, Options};
 
 /// Removes files that killed processes left in directories of nodes and agents, and reports which

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use pubsub::{Node, NodeId, PublisherId, Row};
 
 use super::paths::{incompatibility, name_of_node, replication_error_text, unreachable_text};
+use super::report_rows::matching;
 use super::text;
-use super::topics::matching;
 
 /// Delay of the first request, and interval of the next.
 const FIRST_REPORT_DELAY: Duration = Duration::from_secs(1);

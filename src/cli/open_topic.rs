@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use pubsub::{
-    ErrorKind, MAX_TOPIC_NAME, MemoryLocation, Node, NodeOptions, Publisher, Row, Setting,
-    Settings, Topic, TopicSettings,
+    ErrorKind, MAX_TOPIC_NAME, MemoryLocation, Node, NodeOptions, Publisher, Setting, Settings,
+    Topic, TopicSettings,
 };
 
 use super::connectivity::{self, ConnectivityReporter, Phase};
 use super::exit::{Exit, Failure, Result};
+use super::remedy::{check_not_a_file, directory_error};
 use super::service_wait::ServiceWait;
 use super::signals::{Deadline, Signals};
 use super::text;
@@ -57,71 +58,8 @@ fn check_directory(settings: &Settings) -> Result<()> {
     Err(directory_error(settings, &why))
 }
 
-/// Fails if the node directory is a file.
-pub(crate) fn check_not_a_file(settings: &Settings) -> Result<()> {
-    let why = "it is a file, not a directory. Choose another one: --directory";
-    let is_file = settings.node.directory.metadata().is_ok_and(|found| !found.is_dir());
-    if is_file { Err(directory_error(settings, why)) } else { Ok(()) }
-}
-
 fn is_absent(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory)
-}
-
-fn directory_error(settings: &Settings, why: &str) -> Failure {
-    let origin = settings.origin("directory").unwrap_or("the default directory");
-    let path = text::escape_control(&settings.node.directory.display().to_string());
-    Failure::new(Exit::Usage, format!("{origin} is \"{path}\": {why}"))
-}
-
-/// Requests a report of the node of a directory, without joining it.
-pub(crate) fn report(settings: &Settings) -> Result<Vec<Row>> {
-    check_not_a_file(settings)?;
-    let directory = settings.node.directory.clone();
-    let service = ServiceWait::of(&directory);
-    let reported = service.ask(None, move || pubsub::report(&directory))?;
-    reported.map_err(|error| match error.kind() {
-        ErrorKind::NotFound => Failure::new(
-            Exit::NotFound,
-            format!(
-                "{error}. Start \"fabricast node\", or a publisher or subscriber, or name the directory of a node \
-                 that runs: --directory (by default it depends on XDG_RUNTIME_DIR)"
-            ),
-        ),
-        _ => service.explain(error),
-    })
-}
-
-/// An error of the library, with the remedy as an option of this command.
-pub(crate) fn with_remedy(error: pubsub::Error) -> Failure {
-    let remedy = match error.kind() {
-        ErrorKind::OverBudget => {
-            "Reserve less (--largest, --depth, --loans), or serve the node with a larger budget (--budget-host, \
-             --budget-device)"
-        }
-        ErrorKind::TooLong => {
-            "Publish shorter messages, or create a topic with a larger --largest: it is fixed while the topic is in use"
-        }
-        ErrorKind::Denied => "Choose a directory of this user: --directory",
-        ErrorKind::AlreadyServed => {
-            "Stop that process first, or give this node its own directory: --directory"
-        }
-        _ if is_read_only(&error) => {
-            let why =
-                format!("{error}. Choose a directory that this user can write in: --directory");
-            return Failure::new(Exit::Denied, why);
-        }
-        _ => return error.into(),
-    };
-    let failure = Failure::from(error);
-    Failure::new(failure.exit(), format!("{failure}. {remedy}"))
-}
-
-/// Was a write to a read-only file system attempted?
-fn is_read_only(error: &(dyn std::error::Error + 'static)) -> bool {
-    let cause = error.downcast_ref::<std::io::Error>();
-    cause.is_some_and(|cause| cause.kind() == std::io::ErrorKind::ReadOnlyFilesystem)
-        || error.source().is_some_and(is_read_only)
 }
 
 /// The node directory, since processes with another directory are on another node.

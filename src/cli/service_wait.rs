@@ -8,7 +8,7 @@ use std::time::Duration;
 use pubsub::{ErrorKind, ServiceProcess};
 
 use super::exit::{Failure, Result};
-use super::open_topic::with_remedy;
+use super::remedy::with_remedy;
 use super::signals::Signals;
 use super::text;
 

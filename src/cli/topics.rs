@@ -6,14 +6,12 @@ use gpu::{Device, DeviceName, Implementation};
 use pubsub::Row;
 use serde_json::{Value, json};
 
-use super::exit::{Failure, Result};
+use super::exit::Result;
 use super::paths::name_of_node;
+use super::report_rows::{HOST, fields_of, matching, replication_error};
 use super::settings::{DIRECTORY_ONLY, Options};
 use super::size::amount;
-use super::{open_topic, output, text};
-
-/// Location of topics in host memory, in reports.
-pub(crate) const HOST: &str = "host";
+use super::{node_report, output, text};
 
 /// Lists the topics of a node with publishers, subscribers and backlog, and topics that exist on
 /// connected peers only.
@@ -31,7 +29,7 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let settings = arguments.settings.settings()?;
-    let rows = open_topic::report(&settings)?;
+    let rows = node_report::report(&settings)?;
     match arguments.json {
         true => output::json(&to_json(&rows)?),
         false => output::print(&to_text(&rows, arguments.verbose)),
@@ -231,44 +229,6 @@ fn remote_topics(rows: &[Row]) -> String {
         ])
     });
     text::table_of(head, topics)
-}
-
-/// The fields of the rows that match.
-pub(crate) fn fields_of_kind(
-    rows: &[Row],
-    is_of_kind: impl Fn(&Row) -> bool,
-) -> Result<Vec<Value>> {
-    let mut all = Vec::new();
-    for row in rows.iter().filter(|row| is_of_kind(row)) {
-        let row = serde_json::to_value(row).map_err(Failure::of)?;
-        // A row is an object with its kind as the only key.
-        all.extend(row.as_object().into_iter().flat_map(|row| row.values().cloned()));
-    }
-    Ok(all)
-}
-
-/// The values of all rows that match a pattern.
-macro_rules! matching {
-    ($rows:expr, $row:pat $(if $condition:expr)? => $value:expr $(,)?) => {
-        $rows.iter().filter_map(|row| match row {
-            $row $(if $condition)? => Some($value),
-            _ => None,
-        })
-    };
-}
-pub(crate) use matching;
-
-/// The fields of the rows of a kind.
-macro_rules! fields_of {
-    ($rows:expr, $kind:ident) => {
-        $crate::cli::topics::fields_of_kind($rows, |row| matches!(row, pubsub::Row::$kind { .. }))
-    };
-}
-pub(crate) use fields_of;
-
-/// Why the node replicates nothing.
-pub(crate) fn replication_error(rows: &[Row]) -> Option<&str> {
-    matching!(rows, Row::ReplicationError { why, .. } => why.as_str()).next_back()
 }
 
 /// Rows by kind; publishers and subscribers within their topics.

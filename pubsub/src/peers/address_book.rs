@@ -76,7 +76,7 @@ struct AddressEntry {
 impl AddressEntry {
     /// Logs why it cannot be reached, unless the reason was logged before. Learned addresses are
     /// not logged, since many may be obsolete.
-    fn log(&mut self, address: &str, why: &str, (limit, now): (&mut LogLimit, Duration)) {
+    fn log(&mut self, address: &str, why: &str, limit: &mut LogLimit, now: Duration) {
         if self.origin != AddressSource::Learned && self.logged.as_deref() != Some(why) {
             if self.log_limit.allows(now) && limit.allows(now) {
                 tracing::info!("cannot reach {address}: {why}; retrying");
@@ -216,7 +216,7 @@ impl AddressBook {
                     true => "connected, handshake not complete",
                     false => "no answer yet",
                 };
-                entry.log(address, why, (log, now));
+                entry.log(address, why, log, now);
             }
         }
     }
@@ -276,7 +276,7 @@ impl AddressBook {
         // The address of a duplicate is fine: it is not dialled while its node has a session.
         entry.last_error = (outcome != DialOutcome::Duplicate).then(|| why.to_owned());
         if entry.last_error.is_some() {
-            entry.log(address, why, (log, now));
+            entry.log(address, why, log, now);
         }
         let pause = match outcome {
             DialOutcome::Permanent => {

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::protocol_limits::VERSION;
+
 /// Why a session ended, or a connection never became one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum CloseReason {
@@ -102,6 +104,10 @@ impl CloseReason {
     }
 }
 
+pub(super) fn malformed(what: impl Into<String>) -> CloseReason {
+    CloseReason::Malformed(what.into())
+}
+
 impl fmt::Display for CloseReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -110,7 +116,7 @@ impl fmt::Display for CloseReason {
             Self::Malformed(what) => write!(f, "{}: {what}", GoodbyeReason::Malformed),
             Self::VersionMismatch(version) => {
                 write!(f, "protocol version {version} of the peer differs from ")?;
-                write!(f, "version {} of this build", super::node_protocol::VERSION)
+                write!(f, "version {} of this build", VERSION)
             }
             Self::Refused { why, detail } => {
                 write!(f, "the peer closed the connection: {why:?}: {detail}")

@@ -2,8 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::close_reason::CloseReason;
-use super::node_protocol::malformed;
+use super::close_reason::{CloseReason, malformed};
 
 const LENGTH_PREFIX: usize = 4;
 /// Capacity that an empty buffer keeps.

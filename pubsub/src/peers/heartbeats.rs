@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use super::close_reason::{CloseReason, GoodbyeReason};
+use super::close_reason::{CloseReason, GoodbyeReason, malformed};
 use super::framing::{ReceiveBuffer, SendBuffer};
-use super::node_protocol::{
-    self, Frame, MAX_DETAIL_LENGTH, MAX_FRAME_LENGTH, MAX_HANDSHAKE_FRAME_LENGTH,
-};
+use super::node_protocol::{self, Frame};
+use super::protocol_limits::{MAX_DETAIL_LENGTH, MAX_FRAME_LENGTH, MAX_HANDSHAKE_FRAME_LENGTH};
 use super::{Hello, Timing};
 
 impl Timing {
@@ -98,7 +97,7 @@ impl ConnectionProtocol {
         let frame = node_protocol::decode(body)?;
         let is_handshake = matches!(frame, Frame::Claim { .. } | Frame::Accept { .. });
         if is_handshake == self.is_established && !matches!(frame, Frame::Goodbye { .. }) {
-            return Err(node_protocol::malformed("unexpected frame"));
+            return Err(malformed("unexpected frame"));
         }
         Ok(Some(ReceivedFrame::Frame(frame)))
     }

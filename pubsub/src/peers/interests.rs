@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::close_reason::CloseReason;
-use super::node_protocol::{MAX_PROTOCOL_FRAME_LENGTH, malformed};
+use super::close_reason::{CloseReason, malformed};
+use super::protocol_limits::MAX_PROTOCOL_FRAME_LENGTH;
 use crate::error::{Error, ErrorKind, Result};
 use crate::settings::{MAX_TOPIC_NAME, Reliability, SharedLocation, SharedSettings, TopicSettings};
 use crate::type_name::TypeName;

@@ -188,7 +188,7 @@ fn two_nodes_exchange_interests_and_control_messages() {
 #[test]
 fn too_long_control_message_is_refused() {
     let (one, _two, session) = two();
-    let longest = vec![0; super::node_protocol::MAX_CONTROL_MESSAGE_LENGTH + 1];
+    let longest = vec![0; super::protocol_limits::MAX_CONTROL_MESSAGE_LENGTH + 1];
     let refused = one.send(identity(2), session, longest).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::TooLong);
 }

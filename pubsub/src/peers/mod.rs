@@ -25,6 +25,7 @@ mod listener;
 mod mesh;
 mod node_protocol;
 mod peer_event;
+mod protocol_limits;
 mod resolver;
 mod session_arbitration;
 mod socket;
@@ -51,9 +52,9 @@ use crate::wake::WakeFd;
 pub(crate) use identity::SessionId;
 pub(crate) use interests::{Interest, InterestChange, MAX_INTERESTS};
 pub(crate) use mesh::{PeerReport, PeerState};
-#[cfg(test)]
-pub(crate) use node_protocol::VERSION;
 pub(crate) use peer_event::PeerEvent;
+#[cfg(test)]
+pub(crate) use protocol_limits::VERSION;
 pub(crate) use resolver::is_address;
 pub(crate) use socket::is_local_address;
 

@@ -16,30 +16,16 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::close_reason::{CloseReason, GoodbyeReason};
+use super::close_reason::{CloseReason, GoodbyeReason, malformed};
 use super::identity::{MAX_LABEL_LENGTH, SessionId};
 use super::interests::InterestChange;
+use super::protocol_limits::{
+    MAGIC, MAX_CONTROL_MESSAGE_LENGTH, MAX_DETAIL_LENGTH, MAX_PROTOCOL_FRAME_LENGTH,
+    MIN_LOST_AFTER, VERSION,
+};
 use super::{Hello, PeerAddress, ServiceInstance};
 use crate::ids::NodeId;
 use crate::network_options::NetworkOptions;
-
-/// First bytes of a connection.
-pub(super) const MAGIC: [u8; 8] = *b"FcPeers\n";
-/// Version of this build. It covers all messages between two nodes, control messages and ring
-/// notifications included: a node of another version is refused at its hello.
-pub(crate) const VERSION: u16 = 5;
-/// The longest body of a frame.
-pub(super) const MAX_FRAME_LENGTH: usize = 1 << 20;
-/// The longest body of a frame that is no control message: its decoded form is larger.
-pub(super) const MAX_PROTOCOL_FRAME_LENGTH: usize = 1 << 16;
-/// The longest body before the session is established.
-pub(super) const MAX_HANDSHAKE_FRAME_LENGTH: usize = 1 << 12;
-/// The longest control message.
-pub(super) const MAX_CONTROL_MESSAGE_LENGTH: usize = MAX_FRAME_LENGTH - 64;
-/// The longest text of a goodbye.
-pub(super) const MAX_DETAIL_LENGTH: usize = 200;
-/// No node may demand heartbeats more often than every quarter of this.
-pub(super) const MIN_LOST_AFTER: u32 = 100;
 
 /// What a node offers to others, one bit each. Unknown bits are no error.
 pub(super) mod capability {
@@ -139,10 +125,6 @@ impl Hello {
         hello.label = super::identity::printable(&hello.label);
         Ok(hello)
     }
-}
-
-pub(super) fn malformed(what: impl Into<String>) -> CloseReason {
-    CloseReason::Malformed(what.into())
 }
 
 fn strictly<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, CloseReason> {

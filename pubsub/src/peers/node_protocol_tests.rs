@@ -13,8 +13,9 @@ use super::interests::{
     Interest, InterestChange, InterestSender, Interests, MAX_INTERESTS, PeerInterests,
     collect_interests,
 };
-use super::node_protocol::{
-    self, Frame, MAGIC, MAX_CONTROL_MESSAGE_LENGTH, MAX_FRAME_LENGTH, MAX_HANDSHAKE_FRAME_LENGTH,
+use super::node_protocol::{self, Frame};
+use super::protocol_limits::{
+    MAGIC, MAX_CONTROL_MESSAGE_LENGTH, MAX_FRAME_LENGTH, MAX_HANDSHAKE_FRAME_LENGTH,
     MAX_PROTOCOL_FRAME_LENGTH, VERSION,
 };
 use super::{Hello, PeerAddress, ServiceInstance, Timing};

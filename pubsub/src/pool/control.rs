@@ -23,7 +23,6 @@ use ipc::{
 };
 
 use super::sample_info::{self, SampleInfo};
-use super::stream_order::sync_words;
 use super::{Direction, PoolControl, PoolId};
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -46,6 +45,9 @@ pub(crate) const MAX_PIECES: usize = 1024;
 const NAMES: usize = LENGTHS + MAX_PIECES;
 pub(super) const ALLOCATOR: usize = NAMES + MAX_PIECES;
 
+/// Sync words of each block.
+pub(super) const SYNC_WORDS: usize = 4;
+
 /// Alignment of every block: suits any type, also on devices.
 pub(crate) const GRANULE: u64 = 256;
 
@@ -53,6 +55,17 @@ pub(super) type AllocResult<T> = std::result::Result<T, AllocatorError>;
 
 fn malformed(detail: &'static str) -> Error {
     Error::new("open pool", ErrorKind::Malformed, detail)
+}
+
+/// Words of a system page: devices register whole pages.
+fn page() -> usize {
+    ipc::page_size() / size_of::<u64>()
+}
+
+/// Page-aligned range for the sync words, after all words before.
+pub(super) fn page_aligned_sync_words(max_blocks: u32, before: usize, page: usize) -> Range<usize> {
+    let first = before.next_multiple_of(page);
+    first..first + (max_blocks as usize * SYNC_WORDS).next_multiple_of(page)
 }
 
 fn part<W: Words>(words: W, first: usize, count: usize) -> Result<WordRange<W>> {
@@ -71,7 +84,7 @@ impl<W: Words + Clone> PoolControl<W> {
     fn sync_words(max_blocks: u32) -> Range<usize> {
         let notes = max_blocks as usize * sample_info::WORDS;
         let before = Self::first_sample_info(max_blocks) + notes;
-        sync_words::range_of(max_blocks, before, sync_words::page())
+        page_aligned_sync_words(max_blocks, before, page())
     }
 
     /// Formats zeroed words.

@@ -5,13 +5,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::source::last_sequences::LastSequences;
-use crate::replication::source::lost_publishers;
 use crate::replication::source::start_sequences::StartSequences;
 use crate::replication::{ConnectionMessage, Provider};
 
 /// The longest message, in bytes: the maximum of lanes, each with its descriptors, and their
 /// addresses.
 const MAX_LENGTH: usize = 16 << 10;
+/// Number of lost publishers that the receiver's topic is sure to remember.
+pub(crate) const MAX_LOST_PUBLISHERS: usize = 15;
 /// First byte of each message.
 const TAG: u8 = 1;
 
@@ -55,7 +56,7 @@ impl ControlMessage {
             Self::ConnectionMessage { message, .. } => message.validation_error(),
             Self::StartSequences { start_sequences, .. } => start_sequences.validation_error(),
             Self::PublisherLost { publishers, .. } => {
-                let is_valid = (1..=lost_publishers::MAX_PUBLISHERS).contains(&publishers.len());
+                let is_valid = (1..=MAX_LOST_PUBLISHERS).contains(&publishers.len());
                 (!is_valid).then_some("lost publishers: none, or too many")
             }
             Self::LastSequences { last, .. } => last.validation_error(),
@@ -211,7 +212,7 @@ mod tests {
             start_sequences(0),
             start_sequences(start_sequences::MAX_PUBLISHERS),
             lost_publishers(1),
-            lost_publishers(lost_publishers::MAX_PUBLISHERS),
+            lost_publishers(MAX_LOST_PUBLISHERS),
             last_sequences(1),
             last_sequences(last_sequences::MAX_PUBLISHERS),
             offer(),
@@ -258,7 +259,7 @@ mod tests {
             connect_request(PARAMETERS, 513, MAX_LANES),
             start_sequences(start_sequences::MAX_PUBLISHERS + 1),
             lost_publishers(0),
-            lost_publishers(lost_publishers::MAX_PUBLISHERS + 1),
+            lost_publishers(MAX_LOST_PUBLISHERS + 1),
             last_sequences(0),
             last_sequences(last_sequences::MAX_PUBLISHERS + 1),
             ControlMessage::ConnectionMessage {

@@ -6,6 +6,7 @@ use super::{Replicator, number};
 use crate::error::ErrorKind;
 use crate::peers::{PeerReport, PeerState};
 use crate::replication::TopicKey;
+use crate::replication::routing::ProviderMismatch;
 use crate::report::{RingPath, Row};
 use crate::settings::SharedSettings;
 
@@ -44,7 +45,7 @@ impl Replicator {
         let peers = remote_nodes.peers().reports().into_iter();
         let peers = peers.filter(|peer| peer.state != PeerState::SelfConnection).map(|peer| {
             let provider_mismatch =
-                peer.identity.and_then(|node| remote_nodes.provider_mismatch(node));
+                peer.identity.and_then(|node| ProviderMismatch::with(remote_nodes, node));
             Row::Peer {
                 is_connected: peer.state == PeerState::Connected && provider_mismatch.is_none(),
                 is_retried: peer.is_dialled && peer.state != PeerState::Connected,

@@ -1,12 +1,15 @@
 //! Entries of a topic's queues: one for each message.
 
-use ipc::Block;
+use ipc::{Block, Queue, WordRange};
 
 use crate::pool::SyncPoint;
 use crate::settings::MAX_METADATA;
 
 /// Words of an entry.
 pub(crate) const WORDS: usize = 6;
+
+/// A topic's queue.
+pub(crate) type TopicQueue<W> = Queue<WordRange<W>, WORDS>;
 
 /// Unit of allocators: see the control segment. All offsets are multiples of it.
 const GRANULE_BITS: u32 = 8;

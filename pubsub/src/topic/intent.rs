@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use ipc::{Block, Caller, Owner, Published, QueueError, Words};
 
-use super::entry::{Entry, WORDS};
-use super::{TopicQueue, TopicWords};
+use super::TopicWords;
+use super::entry::{Entry, TopicQueue, WORDS};
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::During;
 use crate::pool::PoolControl;

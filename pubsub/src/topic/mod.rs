@@ -31,13 +31,12 @@ use crate::error_mapping::{During, On};
 use crate::pool::Pool;
 use crate::settings::SharedSettings;
 
-pub(crate) use self::entry::Entry;
+pub(crate) use self::entry::{Entry, TopicQueue};
 pub(crate) use self::layout::PUBLISHER_SLOTS;
 pub(crate) use self::losses::LostPublisher;
 pub(crate) use self::origins::{Delivery, OriginId};
 pub(crate) use self::publishers::{Published, PublisherSlot};
 pub(crate) use self::remote_last_sequences::RemoteLastSequence;
-pub(crate) use self::words::TopicQueue;
 
 /// Number of last lost publishers that a topic remembers.
 pub(crate) const MAX_REMEMBERED_LOSSES: u64 = layout::MAX_REMEMBERED_LOSSES as u64;

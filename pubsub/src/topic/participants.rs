@@ -74,6 +74,13 @@ impl<W: Words + Clone> TopicWords<W> {
         publishers::slots(self.words()).filter_map(|slot| slot.last()).collect()
     }
 
+    /// Returns true if all messages before a position were delivered to other nodes, or given up.
+    pub(crate) fn is_replicated_until(&self, position: u64) -> bool {
+        let is_role = |id: &SubscriptionId| id.participant().is_some_and(Participant::is_role);
+        let mut roles = self.local().subscription_ids().filter(is_role);
+        roles.all(|id| self.local().oldest_unreleased(id) >= position)
+    }
+
     /// All participants that own a slot or a subscription.
     pub(crate) fn owners(&self) -> BTreeSet<Participant> {
         let publishers = publishers::slots(self.words()).filter_map(|slot| slot.participant());

@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Duration;
 
 use ipc::{
-    Caller, OverflowPolicy, Owner, Participant, Published, Queue, QueueError, QueueSetup,
-    SubscriptionId, WordRange, Words,
+    Caller, OverflowPolicy, Owner, Participant, Published, QueueError, QueueSetup, SubscriptionId,
+    WordRange, Words,
 };
 
 use super::TopicWords;
-use super::entry::{self, Entry};
+use super::entry::{self, Entry, TopicQueue};
 use super::layout::{self, store_all};
 use super::publishers::{self, PublisherSlot};
 use super::subscribers::{self, SubscriberSlot};
@@ -20,9 +20,6 @@ use crate::ids::bytes_to_words;
 use crate::pool::{Direction, OWNED_BY_STREAMS, PoolControl};
 use crate::settings::{MAX_TOPIC_NAME, Reliability, SharedLocation, SharedSettings, TopicSettings};
 use crate::type_name::TypeName;
-
-/// A topic's queue.
-pub(crate) type TopicQueue<W> = Queue<WordRange<W>, { entry::WORDS }>;
 
 impl<W: Words + Clone> TopicWords<W> {
     fn setup(settings: &SharedSettings) -> QueueSetup {

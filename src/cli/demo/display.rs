@@ -3,12 +3,13 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use super::processes::{DemoProcess, Role, WINDOW};
-use super::{DemoTopic, ProcessReport, SubscriberRow, TOPICS};
+use super::SubscriberRow;
 use crate::cli::exit::{Failure, Result};
 use crate::cli::stages::{Stage, TOTAL};
 use crate::cli::{output, size, text};
 
+/// Period of the rates.
+pub(super) const WINDOW: Duration = Duration::from_secs(3);
 /// Interval of the table, and of the lines.
 const REDRAW: Duration = Duration::from_millis(500);
 const LINE: Duration = Duration::from_secs(3);
@@ -31,11 +32,11 @@ impl LiveDisplay {
     }
 
     /// Updates the display if it is due.
-    pub(super) fn update(&mut self, members: &[DemoProcess]) -> Result<()> {
+    pub(super) fn update(&mut self, readers: impl FnOnce() -> Vec<SubscriberRow>) -> Result<()> {
         if Instant::now() < self.next {
             return Ok(());
         }
-        let readers = readers(members);
+        let readers = readers();
         if !self.is_terminal {
             self.next = Instant::now() + LINE;
             return output::print(&self.line(&readers));
@@ -92,29 +93,8 @@ impl SubscriberRow {
 }
 
 /// Names of the stages in order, and the total.
-fn stages() -> impl Iterator<Item = &'static str> {
+pub(super) fn stages() -> impl Iterator<Item = &'static str> {
     Stage::ALL.into_iter().map(Stage::name).chain([TOTAL])
-}
-
-/// The subscribers.
-pub(super) fn readers(members: &[DemoProcess]) -> Vec<SubscriberRow> {
-    let one = |member: &DemoProcess| {
-        let Role::Subscribe(topic) = member.part else { return None };
-        let publisher = members.iter().find(|it| it.part == Role::Publish(topic));
-        let known = || publisher.into_iter().chain([member]).flat_map(|it| &it.last_report.stages);
-        let latency = |name| known().find(|one| one.stage == name).cloned();
-        let latencies = stages().filter_map(latency).collect();
-        let DemoTopic { name, size, from, .. } = TOPICS[topic];
-        Some(SubscriberRow {
-            topic: name,
-            message_bytes: size,
-            name: member.label.clone(),
-            is_local: member.node == from,
-            rate: member.rate(),
-            last_report: ProcessReport { stages: latencies, ..member.last_report.clone() },
-        })
-    };
-    members.iter().filter_map(one).collect()
 }
 
 /// A time, to three digits at most, so that a row fits.

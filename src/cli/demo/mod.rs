@@ -18,8 +18,8 @@ use self::outcome::DemoResult;
 use self::processes::{DemoProcess, DemoProcesses, Role};
 use super::exit::{Exit, Failure, Result};
 use super::open_topic::check_device;
+use super::report_rows::matching;
 use super::statistics::Latency;
-use super::topics::matching;
 use super::{output, size, text};
 
 /// Timeout of the start, and of reading what is left at the end.
@@ -259,7 +259,7 @@ impl Demonstration<'_> {
                     let suffix = char::from(b'a' + reader as u8);
                     let label = format!("node {}, {suffix}", node + 1);
                     let words = format!("sub {} --check --stats --interval 0.25", subject.name);
-                    self.start_at(topic, (Role::Subscribe(topic), node, label), &words)?;
+                    self.start_at(topic, Role::Subscribe(topic), node, label, &words)?;
                 }
             }
         }
@@ -278,7 +278,7 @@ impl Demonstration<'_> {
                 subject.rate * speed,
                 subject.expected()
             );
-            self.start_at(topic, (Role::Publish(topic), subject.from, label), &words)?;
+            self.start_at(topic, Role::Publish(topic), subject.from, label, &words)?;
         }
         self.processes.wait_until("all subscribers had a message", startup_deadline, |it| {
             it.members.iter().all(|member| member.last_report.messages > 0 || !member.part.reads())
@@ -312,12 +312,14 @@ impl Demonstration<'_> {
     fn start_at(
         &mut self,
         topic: usize,
-        process: (Role, usize, String),
+        role: Role,
+        node: usize,
+        label: String,
         words: &str,
     ) -> Result<()> {
-        let memory = format!("--json --service external --memory {}", self.memory[process.1]);
+        let memory = format!("--json --service external --memory {}", self.memory[node]);
         let all = [options(words), options(&memory), TOPICS[topic].options()].concat();
-        self.processes.start(process, all)
+        self.processes.start(role, node, label, all)
     }
 
     fn start_services(&mut self, startup_deadline: Instant) -> Result<()> {
@@ -329,7 +331,7 @@ impl Demonstration<'_> {
             );
             let mut all = options(&words);
             all.extend(peer.take().map(|peer| format!("--peers={peer}")));
-            self.processes.start((Role::NodeService, node, format!("node {}", node + 1)), all)?;
+            self.processes.start(Role::NodeService, node, format!("node {}", node + 1), all)?;
             self.processes.poll_node(node)?;
             let listens = |it: &DemoProcesses| {
                 let rows = &it.rows[node].0;

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use pubsub::Row;
 use serde::Serialize;
 
-use super::display::{readers, table, time, totals};
-use super::processes::Role;
+use super::display::{table, time, totals};
+use super::processes::{Role, readers};
 use super::{DemoTopic, Demonstration, NODES, SubscriberRow, TOPICS};
 use crate::cli::exit::{Exit, Failure, Result};
 use crate::cli::stages::TOTAL;

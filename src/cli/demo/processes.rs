@@ -13,9 +13,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pubsub::{Row, Setting};
 
-use super::display::LiveDisplay;
+use super::display::{LiveDisplay, WINDOW, stages};
 use super::network::DemoNetwork;
-use super::{NODES, ProcessReport};
+use super::{DemoTopic, NODES, ProcessReport, SubscriberRow, TOPICS};
 use crate::cli::exit::{Exit, Failure, Result};
 use crate::cli::process::{is_ignored, kill_with_parent, limit_lifetime};
 use crate::cli::settings::FILE_VARIABLE;
@@ -24,8 +24,6 @@ use crate::cli::text;
 use command::process::this_program;
 use command::temp_dir::{Program, TempDir};
 
-/// Period of the rates.
-pub(super) const WINDOW: Duration = Duration::from_secs(3);
 /// Interval of the nodes' reports.
 const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 /// Longest delay of an event.
@@ -144,7 +142,9 @@ impl DemoProcesses {
     /// Starts a process. Tests distinguish the processes by their labels.
     pub(super) fn start(
         &mut self,
-        (part, node, label): (Role, usize, String),
+        part: Role,
+        node: usize,
+        label: String,
         arguments: impl IntoIterator<Item = String>,
     ) -> Result<()> {
         let failed = |why: String| Failure::failed(format!("start {label} failed: {why}"));
@@ -216,7 +216,7 @@ impl DemoProcesses {
             self.members.iter_mut().try_for_each(DemoProcess::check_exit)?;
             let is_over = condition(self);
             if let Some(display) = &mut self.display {
-                display.update(&self.members)?;
+                display.update(|| readers(&self.members))?;
             }
             if is_over {
                 return Ok(());
@@ -328,6 +328,27 @@ impl Drop for DemoProcesses {
 fn spawn_thread(task: impl FnOnce() + Send + 'static) -> Result<()> {
     let thread = std::thread::Builder::new().spawn(task);
     thread.map(drop).map_err(|error| Failure::failed(format!("start thread failed: {error}")))
+}
+
+/// The subscribers.
+pub(super) fn readers(members: &[DemoProcess]) -> Vec<SubscriberRow> {
+    let one = |member: &DemoProcess| {
+        let Role::Subscribe(topic) = member.part else { return None };
+        let publisher = members.iter().find(|it| it.part == Role::Publish(topic));
+        let known = || publisher.into_iter().chain([member]).flat_map(|it| &it.last_report.stages);
+        let latency = |name| known().find(|one| one.stage == name).cloned();
+        let latencies = stages().filter_map(latency).collect();
+        let DemoTopic { name, size, from, .. } = TOPICS[topic];
+        Some(SubscriberRow {
+            topic: name,
+            message_bytes: size,
+            name: member.label.clone(),
+            is_local: member.node == from,
+            rate: member.rate(),
+            last_report: ProcessReport { stages: latencies, ..member.last_report.clone() },
+        })
+    };
+    members.iter().filter_map(one).collect()
 }
 
 #[cfg(test)]

@@ -14,10 +14,10 @@ use super::exit::{Exit, Failure, Result};
 use super::open_topic;
 use super::output;
 use super::paths::remedy_for;
+use super::report_rows::{fields_of, matching, replication_error};
 use super::service_wait::ServiceWait;
 use super::settings::{NODE_SETTINGS, Options};
 use super::signals::{Signals, interrupted};
-use super::topics::{fields_of, matching, replication_error};
 
 /// Interval of the reports.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);

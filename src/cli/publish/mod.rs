@@ -14,9 +14,10 @@ use self::wait_notice::{Wait, WaitNotice};
 use super::connectivity::{self, ConnectivityReporter, Phase};
 use super::exit::{Exit, Failure, Result};
 use super::histogram::Histogram;
-use super::open_topic::{self, TopicRequest, directory_note, with_remedy};
+use super::open_topic::{self, TopicRequest, directory_note};
 use super::paths::{bracketed_names, given_up};
 use super::progress::{Progress, totals};
+use super::remedy::with_remedy;
 use super::settings::{ALL, Options};
 use super::signals::{Deadline, SLICE, Signals, interrupted};
 use super::stages::Stage;
@@ -391,7 +392,7 @@ impl PublishRun<'_> {
                     Err(error) => check_timed_out(error)?,
                 }
                 let began = *began.get_or_insert(since);
-                self.continue_waiting(deadline, (Wait::Room, began))?;
+                self.continue_waiting(deadline, Wait::Room, began)?;
             },
         };
         let loaned_at = clock();
@@ -408,14 +409,14 @@ impl PublishRun<'_> {
             };
             self.summary.waited += since.elapsed();
             let began = *began.get_or_insert(since);
-            self.continue_waiting(deadline, (Wait::Room, began))?;
+            self.continue_waiting(deadline, Wait::Room, began)?;
         }
     }
 
-    fn continue_waiting(&mut self, deadline: Deadline, wait: (Wait, Instant)) -> Result<()> {
+    fn continue_waiting(&mut self, deadline: Deadline, wait: Wait, since: Instant) -> Result<()> {
         self.show_progress("; waiting for space in the topic");
         self.poll_connectivity(Phase::Flowing);
-        if let Some(notice) = self.notice.poll(self.node, &self.arguments.topic, wait) {
+        if let Some(notice) = self.notice.poll(self.node, &self.arguments.topic, wait, since) {
             self.progress.clear();
             text::print_error(&format!("fabricast: {notice}"));
         }
@@ -427,7 +428,7 @@ impl PublishRun<'_> {
         }
         let (topic, remedy) =
             (self.arguments.topic.escape_debug(), "Wait longer, or stop slow subscribers");
-        let why = match wait.0 {
+        let why = match wait {
             Wait::Room => format!(
                 "publish to topic \"{topic}\" failed: no space in the topic within --timeout: \
                  subscribers have not released earlier messages. {remedy}"
@@ -449,7 +450,7 @@ impl PublishRun<'_> {
                 Ok(()) => break,
                 Err(error) => check_timed_out(error)?,
             }
-            self.continue_waiting(deadline, (Wait::Release, began))?;
+            self.continue_waiting(deadline, Wait::Release, began)?;
         }
         self.summary.is_released = self.is_reliable;
         Ok(())

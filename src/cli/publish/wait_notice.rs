@@ -7,8 +7,8 @@ use pubsub::{Node, ReportedSubscriber, Row, ServiceProcess};
 
 use crate::cli::connectivity::request_report;
 use crate::cli::open_topic::directory_note;
+use crate::cli::report_rows::matching;
 use crate::cli::text;
-use crate::cli::topics::matching;
 
 /// Time until the notice.
 const NOTICE_DELAY: Duration = Duration::from_secs(1);
@@ -39,7 +39,8 @@ impl WaitNotice {
         &mut self,
         node: &Node,
         topic: &str,
-        (wait, since): (Wait, Instant),
+        wait: Wait,
+        since: Instant,
     ) -> Option<String> {
         let answer = match self {
             Self::NotReported if since.elapsed() >= NOTICE_DELAY => {

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::{Action, Mesh, Node, PeerConnection};
 use crate::ids::NodeId;
-use crate::peers::close_reason::{CloseReason, GoodbyeReason};
+use crate::peers::close_reason::{CloseReason, GoodbyeReason, malformed};
 use crate::peers::heartbeats::ReceivedFrame;
 use crate::peers::identity::SessionId;
-use crate::peers::node_protocol::{Frame, capability, malformed};
+use crate::peers::node_protocol::{Frame, capability};
 use crate::peers::peer_event::PeerEvent;
 use crate::peers::session_arbitration::{SessionArbitration, Step};
 use crate::peers::{ConnectionId, Hello, PeerAddress};

@@ -22,19 +22,12 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use ipc::{AllocatorError, Block, Caller, Owner, Participant, Words};
 
 use crate::pool::PoolControl;
-use crate::pool::control::{AllocResult, STREAM_OWNED, STREAMS};
+use crate::pool::control::{AllocResult, STREAM_OWNED, STREAMS, SYNC_WORDS};
 
-/// Words for each block.
-const WORDS: usize = 4;
 const STATE: usize = 0;
 const WRITER: usize = 1;
 const READS_PENDING: usize = 2;
 const READS_TOPIC: usize = 3;
-
-/// Words of a system page: devices register whole pages.
-pub(in crate::pool) fn page() -> usize {
-    ipc::page_size() / size_of::<u64>()
-}
 
 const PENDING: u32 = 1;
 const READY: u32 = 2;
@@ -51,12 +44,6 @@ pub(crate) const OWNED_BY_STREAMS: Owner = match Owner::other((1 << 29) - 1) {
     Some(owner) => owner,
     None => panic!("a number that an owner can have"),
 };
-
-/// Page-aligned range for the sync words, after all words before.
-pub(in crate::pool) fn range_of(max_blocks: u32, before: usize, page: usize) -> Range<usize> {
-    let first = before.next_multiple_of(page);
-    first..first + (max_blocks as usize * WORDS).next_multiple_of(page)
-}
 
 /// State of a message that was published in stream order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -123,7 +110,7 @@ fn generation(block: Block) -> u32 {
 impl<W: Words + Clone> PoolControl<W> {
     fn at(&self, number: u32, which: usize) -> usize {
         match number < self.max_blocks {
-            true => self.sync_words.start + number as usize * WORDS + which,
+            true => self.sync_words.start + number as usize * SYNC_WORDS + which,
             // An invalid number: stores have no effect.
             false => self.words.count(),
         }

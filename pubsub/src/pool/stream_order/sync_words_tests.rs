@@ -3,6 +3,7 @@ use ipc::{AlwaysAlive, LocalWords};
 use proptest::prelude::*;
 
 use super::*;
+use crate::pool::control::page_aligned_sync_words;
 use crate::pool::{Direction, PoolId};
 use crate::settings::SharedLocation;
 
@@ -53,13 +54,13 @@ fn taken(control: &PoolControl<&LocalWords>) -> u64 {
 fn sync_words_fill_whole_pages_of_any_size() {
     for page in [4 << 10, 16 << 10, 64 << 10].map(|bytes: usize| bytes / size_of::<u64>()) {
         for (max_blocks, before) in [(1, 0), (32, 1), (page as u32, page), (5000, 3 * page + 7)] {
-            let range = range_of(max_blocks, before, page);
+            let range = page_aligned_sync_words(max_blocks, before, page);
             assert!(
                 [range.start, range.end].iter().all(|end| end.is_multiple_of(page)),
                 "{range:?}"
             );
             assert!((before..before + page).contains(&range.start), "{range:?}");
-            assert!(range.len() >= max_blocks as usize * WORDS, "{range:?}");
+            assert!(range.len() >= max_blocks as usize * SYNC_WORDS, "{range:?}");
         }
     }
     let words = control_segment();

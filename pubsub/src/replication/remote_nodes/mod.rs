@@ -16,7 +16,6 @@ use self::seen_nodes::SeenNodes;
 use crate::ids::NodeId;
 use crate::log_limit::LogLimit;
 use crate::peers::{Peers, ServiceInstance, SessionId};
-use crate::replication::routing::ProviderMismatch;
 use crate::replication::{ControlMessage, Provider};
 
 /// How often a node may change its provider while it is connected: each change reconciles all
@@ -171,7 +170,7 @@ impl RemoteNodes {
         is_accepted
     }
 
-    fn remote_provider(&self, node: NodeId) -> Option<&Provider> {
+    pub(super) fn remote_provider(&self, node: NodeId) -> Option<&Provider> {
         self.nodes.get(&node).and_then(|remote| remote.provider.as_ref())
     }
 
@@ -181,9 +180,8 @@ impl RemoteNodes {
         theirs.is_some() && theirs == self.provider.as_ref()
     }
 
-    /// Why nothing can be exchanged with a node, for any topic.
-    pub(super) fn provider_mismatch(&self, node: NodeId) -> Option<ProviderMismatch> {
-        ProviderMismatch::of(self.provider.as_ref(), self.remote_provider(node))
+    pub(super) fn provider(&self) -> Option<&Provider> {
+        self.provider.as_ref()
     }
 }
 
@@ -192,10 +190,6 @@ mod tests {
     use super::*;
 
     impl RemoteNodes {
-        pub(crate) fn provider(&self) -> Option<&Provider> {
-            self.provider.as_ref()
-        }
-
         pub(crate) fn is_empty(&self) -> bool {
             self.nodes.is_empty()
         }

@@ -34,9 +34,14 @@ pub(crate) struct ProviderMismatch {
 
 impl ProviderMismatch {
     /// None as long as messages may be exchanged, as far as is known.
-    pub(crate) fn of(ours: Option<&Provider>, theirs: Option<&Provider>) -> Option<Self> {
+    fn of(ours: Option<&Provider>, theirs: Option<&Provider>) -> Option<Self> {
         let (ours, theirs) = (ours?, theirs?);
         (ours != theirs).then(|| Self { local: ours.to_string(), remote: theirs.to_string() })
+    }
+
+    /// Why nothing can be exchanged with a node, for any topic.
+    pub(super) fn with(remote_nodes: &RemoteNodes, node: NodeId) -> Option<Self> {
+        Self::of(remote_nodes.provider(), remote_nodes.remote_provider(node))
     }
 }
 
@@ -369,7 +374,7 @@ impl Routing {
 
     /// The provider of this node, or of another one, changed.
     pub(crate) fn compare_providers(&mut self, node: NodeId, remote_nodes: &mut RemoteNodes) {
-        let mismatch = remote_nodes.provider_mismatch(node);
+        let mismatch = ProviderMismatch::with(remote_nodes, node);
         if self.incompatible_topics.provider_mismatch(node) == mismatch.as_ref() {
             return;
         }

@@ -19,7 +19,7 @@ use crate::replication::remote_nodes::seen_nodes::SeenNodes;
 use crate::replication::routing::Routing;
 use crate::replication::routing::incompatible_topics::LocalUse;
 use crate::replication::routing::plan::{DestinationState, RoutedTopic, RoutingPlan};
-use crate::replication::source::last_sequences::ReportedSequences;
+use crate::replication::source::reported_sequences::ReportedSequences;
 use crate::replication::source::start_sequences::StartSequences;
 use crate::replication::source::{DeliveredPositions, TopicSource, lost_publishers};
 use crate::replication::{
@@ -350,19 +350,8 @@ fn give_up(
     }
 }
 
-/// The subscriptions of services that replicate it.
-fn subscription_ids(topic: &Topic) -> impl Iterator<Item = ipc::SubscriptionId> {
-    let all = topic.local().subscription_ids();
-    all.filter(|id| id.participant().is_some_and(Participant::is_role))
-}
-
 pub(crate) fn has_backlog(topic: &Topic) -> bool {
-    !is_delivered(topic, topic.local().position())
-}
-
-/// Returns true if all messages before a position were delivered to other nodes, or given up.
-pub(crate) fn is_delivered(topic: &Topic, position: u64) -> bool {
-    subscription_ids(topic).all(|id| topic.local().oldest_unreleased(id) >= position)
+    !topic.is_replicated_until(topic.local().position())
 }
 
 /// Returns true if messages are retained for other nodes, even while no worker replicates them.

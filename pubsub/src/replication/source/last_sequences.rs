@@ -4,22 +4,19 @@
 //! one. So a node reports the last sequence once a publisher has been idle for a second, and its
 //! messages were delivered or given up. It reports it again to a node that returns.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::NodeId;
-use crate::replication::routing::plan::RoutingPlan;
-use crate::replication::routing::reconcile::is_delivered;
 use crate::replication::source::start_sequences::ReplicationStart;
-use crate::replication::{ControlMessage, RemoteNodes};
 use crate::topic::{PUBLISHER_SLOTS, RemoteLastSequence, Topic};
 
 /// Number of publishers that a topic of a node can have.
 pub(crate) const MAX_PUBLISHERS: usize = PUBLISHER_SLOTS;
 
 /// Publishers, each with its last sequence.
-type PublisherSequences = Vec<(u64, u64)>;
+pub(super) type PublisherSequences = Vec<(u64, u64)>;
 
 /// The last sequence of each publisher.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +27,10 @@ pub(crate) struct LastSequences {
 }
 
 impl LastSequences {
+    pub(super) fn new(topic: &Topic, publishers: PublisherSequences) -> Self {
+        Self { topic: u64::from(topic.number()), publishers }
+    }
+
     /// What is invalid in them.
     pub(crate) fn validation_error(&self) -> Option<&'static str> {
         let is_valid = (1..=MAX_PUBLISHERS).contains(&self.publishers.len());
@@ -86,7 +87,7 @@ impl IdlePublishers {
         if self.are_all_idle && self.before.as_ref().is_some_and(is_as_before) {
             return PublisherSequences::new();
         }
-        if self.before.as_ref().is_some_and(|before| !is_delivered(topic, before.position)) {
+        if self.before.as_ref().is_some_and(|before| !topic.is_replicated_until(before.position)) {
             return PublisherSequences::new();
         }
         let now = Snapshot::of(topic);
@@ -101,80 +102,9 @@ impl IdlePublishers {
     }
 }
 
-/// Last sequences that were reported to subscribing nodes.
-#[derive(Debug, Default)]
-pub(crate) struct ReportedSequences {
-    /// By index in the table of publishers.
-    publishers: BTreeMap<u64, (u64, u64)>,
-    nodes: BTreeSet<NodeId>,
-}
-
-impl ReportedSequences {
-    pub(crate) fn forget(&mut self, node: NodeId) {
-        self.nodes.remove(&node);
-    }
-
-    /// What to send to these nodes: the changes to nodes that have the earlier sequences, all to
-    /// the others.
-    fn updates(
-        &mut self,
-        changes: PublisherSequences,
-        nodes: impl Iterator<Item = NodeId>,
-    ) -> Vec<(NodeId, PublisherSequences)> {
-        self.publishers.extend(changes.iter().map(|it| (it.0 % PUBLISHER_SLOTS as u64, *it)));
-        let all: PublisherSequences = self.publishers.values().copied().collect();
-        let mut new_to = |node| if self.nodes.insert(node) { all.clone() } else { changes.clone() };
-        let updates = nodes.map(|node| (node, new_to(node)));
-        updates.filter(|(_, numbers)| !numbers.is_empty()).collect()
-    }
-
-    /// Sends changed last sequences to the destinations of a topic; all of them to destinations
-    /// that have none yet.
-    pub(crate) fn send(
-        &mut self,
-        topic: &Topic,
-        changes: PublisherSequences,
-        plan: &RoutingPlan,
-        remote_nodes: &RemoteNodes,
-    ) {
-        let planned = plan.destinations(topic.number()).map(|(node, _)| node);
-        let connected = planned.filter(|node| remote_nodes.is_connected(*node));
-        for (node, publishers) in self.updates(changes, connected) {
-            let last = LastSequences { topic: u64::from(topic.number()), publishers };
-            let message = ControlMessage::LastSequences { topic: topic.name().to_owned(), last };
-            remote_nodes.send(node, &message);
-        }
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    impl LastSequences {
-        pub(crate) fn at(publishers: Vec<(u64, u64)>) -> Self {
-            Self { topic: 3, publishers }
-        }
-    }
-
-    #[test]
-    fn known_nodes_get_changes_and_new_nodes_get_all() {
-        let [one, other] = [1, 2].map(|byte| NodeId([byte; 16]));
-        let (first, second) = ((1 << 8 | 3, 7), (2 << 8 | 4, 9));
-        let mut reported = ReportedSequences::default();
-        let mut updates = |changes: &[(u64, u64)], nodes: &[NodeId]| {
-            reported.updates(changes.to_vec(), nodes.iter().copied())
-        };
-        assert_eq!(updates(&[], &[]), []);
-        assert_eq!(updates(&[first], &[one]), [(one, vec![first])]);
-        assert_eq!(updates(&[], &[one, other]), [(other, vec![first])]);
-        let both = [(one, vec![second]), (other, vec![second])];
-        assert_eq!(updates(&[second], &[one, other]), both);
-        assert_eq!(updates(&[], &[one, other]), []);
-        // Another publisher takes the index of the first.
-        let third = (5 << 8 | 3, 1);
-        assert_eq!(updates(&[third], &[one]), [(one, vec![third])]);
-        reported.forget(other);
-        assert_eq!(reported.updates(vec![], [other].into_iter()), [(other, vec![third, second])]);
+impl LastSequences {
+    pub(crate) fn at(publishers: Vec<(u64, u64)>) -> Self {
+        Self { topic: 3, publishers }
     }
 }

@@ -9,18 +9,17 @@ use std::collections::BTreeSet;
 
 use crate::ids::{NodeId, PublisherId};
 use crate::pool::Direction;
+use crate::replication::control_messages::MAX_LOST_PUBLISHERS;
 use crate::replication::routing::plan::RoutingPlan;
 use crate::replication::{ControlMessage, RemoteNodes};
 use crate::topic::{LostPublisher, Topic};
-
-/// Number of lost publishers that the receiver's topic is sure to remember.
-pub(crate) const MAX_PUBLISHERS: usize = 15;
 
 /// The first lost publisher to report, and the nodes to report it to, perhaps none. Returns None if
 /// there is nothing to report, or not yet. `lost` and `sent` are counts; each destination comes
 /// with whether it is connected.
 fn due(
-    (lost, sent): (u64, u64),
+    lost: u64,
+    sent: u64,
     destinations: impl IntoIterator<Item = (NodeId, bool)>,
 ) -> Option<(u64, Vec<NodeId>)> {
     let (mut has_any, mut connected) = (false, Vec::new());
@@ -44,9 +43,9 @@ pub(crate) fn report(topic: &Topic, plan: &RoutingPlan, remote_nodes: &RemoteNod
     let recorded = topic.destinations().into_iter().map(NodeId);
     let destinations: BTreeSet<_> = planned.chain(recorded).collect();
     let destinations = destinations.into_iter().map(|node| (node, remote_nodes.is_connected(node)));
-    let Some((first, nodes)) = due((lost, topic.losses_sent()), destinations) else { return };
+    let Some((first, nodes)) = due(lost, topic.losses_sent(), destinations) else { return };
     // Of more than are remembered, report the last.
-    let publishers: Vec<_> = (first.max(lost.saturating_sub(MAX_PUBLISHERS as u64))..lost)
+    let publishers: Vec<_> = (first.max(lost.saturating_sub(MAX_LOST_PUBLISHERS as u64))..lost)
         .filter_map(|number| topic.publisher_lost(Direction::Local, number))
         .map(|dead| dead.publisher)
         .collect();
@@ -78,13 +77,13 @@ mod tests {
 
     #[test]
     fn connected_nodes_get_the_report_once() {
-        assert_eq!(due((3, 3), [(ONE, true)]), None);
-        assert_eq!(due((4, 2), [(ONE, true), (OTHER, false)]), Some((2, vec![ONE])));
-        assert_eq!(due((4, 2), [(ONE, true), (OTHER, true)]), Some((2, vec![ONE, OTHER])));
+        assert_eq!(due(3, 3, [(ONE, true)]), None);
+        assert_eq!(due(4, 2, [(ONE, true), (OTHER, false)]), Some((2, vec![ONE])));
+        assert_eq!(due(4, 2, [(ONE, true), (OTHER, true)]), Some((2, vec![ONE, OTHER])));
         // A destination is waited for as long as it is one.
-        assert_eq!(due((4, 2), [(ONE, false)]), None);
-        assert_eq!(due((4, 2), []), Some((2, Vec::new())));
+        assert_eq!(due(4, 2, [(ONE, false)]), None);
+        assert_eq!(due(4, 2, []), Some((2, Vec::new())));
         // An impossible count is corrected.
-        assert_eq!(due((4, 9), [(ONE, true)]), Some((4, vec![ONE])));
+        assert_eq!(due(4, 9, [(ONE, true)]), Some((4, vec![ONE])));
     }
 }

@@ -3,6 +3,7 @@
 pub(crate) mod last_sequences;
 pub(crate) mod lost_publishers;
 pub(crate) mod publish_listener;
+pub(crate) mod reported_sequences;
 pub(crate) mod start_sequences;
 
 use std::collections::{BTreeMap, VecDeque};

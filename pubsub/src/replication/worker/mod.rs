@@ -4,6 +4,7 @@ mod doorbell;
 mod endpoint;
 mod event_loop;
 mod ready_queue;
+mod ready_state;
 mod topics;
 
 use std::net::IpAddr;

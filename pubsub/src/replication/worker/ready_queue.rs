@@ -17,14 +17,6 @@ const MAX_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// The longest sleep.
 const MAX_SLEEP: Duration = Duration::from_millis(50);
 
-/// State of a topic in the queue: listed or not, and until when it is polled in every round.
-#[derive(Debug, Default)]
-pub(super) struct ReadyState {
-    is_listed: bool,
-    until: u64,
-    progress: Progress,
-}
-
 #[derive(Debug)]
 pub(super) struct ReadyQueue {
     /// Topics polled in each round.
@@ -45,8 +37,7 @@ impl ReadyQueue {
     /// Marks a topic as ready after an event.
     pub(super) fn mark(&mut self, topics: &mut TopicTable, slot: TopicSlot, now: u64) {
         let Some(ready) = topics.ready(slot) else { return };
-        ready.until = now + self.spin;
-        if !mem::replace(&mut ready.is_listed, true) {
+        if ready.mark(now + self.spin) {
             self.listed.push(slot);
         }
     }
@@ -58,19 +49,14 @@ impl ReadyQueue {
     /// Notes the result of the turn of the topic at an index. True if it stays there.
     pub(super) fn end_turn(
         &mut self,
-        (at, slot): (usize, TopicSlot),
+        at: usize,
+        slot: TopicSlot,
         progress: Progress,
         topics: &mut TopicTable,
         now: u64,
     ) -> bool {
-        let stays = topics.ready(slot).is_some_and(|ready| {
-            ready.progress = progress;
-            if progress.has_moved {
-                ready.until = now + self.spin;
-            }
-            ready.is_listed = now < ready.until || progress.is_copying || progress.is_waiting;
-            ready.is_listed
-        });
+        let ready = topics.ready(slot);
+        let stays = ready.is_some_and(|ready| ready.end_turn(progress, now, self.spin));
         // A topic whose source or sink failed in its turn was removed already.
         if !stays && self.get(at) == Some(slot) {
             self.listed.swap_remove(at);
@@ -91,7 +77,7 @@ impl ReadyQueue {
         let mut longest = MAX_SLEEP;
         for slot in &self.listed {
             let Some(Progress { is_copying, is_waiting, .. }) =
-                topics.ready(*slot).map(|ready| ready.progress)
+                topics.ready(*slot).map(|ready| ready.progress())
             else {
                 continue;
             };
@@ -171,7 +157,7 @@ mod tests {
             let at = queue.listed.iter().position(|slot| *slot == removed).unwrap();
             queue.remove(removed);
             let mut topics = TopicTable::new(0);
-            assert!(!queue.end_turn((at, removed), Progress::default(), &mut topics, 0));
+            assert!(!queue.end_turn(at, removed, Progress::default(), &mut topics, 0));
             assert_eq!(queue.listed, [other]);
         }
     }

@@ -15,7 +15,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::RenewalReason;
+use super::renewal_reason::RenewalReason;
 use crate::replication::NodeId;
 
 const SECOND: u64 = 1_000_000_000;

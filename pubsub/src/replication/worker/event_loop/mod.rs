@@ -181,7 +181,7 @@ impl WorkerLoop {
             };
             has_moved |= progress.has_moved;
             let now = self.now.monotonic;
-            let stays = self.ready_queue.end_turn((at, slot), progress, &mut self.topics, now);
+            let stays = self.ready_queue.end_turn(at, slot, progress, &mut self.topics, now);
             at += usize::from(stays);
         }
         has_moved

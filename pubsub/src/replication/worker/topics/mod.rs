@@ -10,7 +10,7 @@ use fabric::ring::{ChunkView, Port, ReceiverId, SenderId};
 use gpu::Device;
 
 use self::stall_detection::{MAX_DOUBLINGS, SendProgress, StallSuspicion, StallVerdict};
-use super::ready_queue::ReadyState;
+use super::ready_state::ReadyState;
 use super::{
     ConnectRequest, Counters, InboundTopicOptions, NodeId, RingEnds, RingExtent, TopicKey,
     TopicOptions, TopicParameters, WorkerEvent, WorkerEvents,

@@ -8,7 +8,7 @@ use fabric::ring::RingEvent;
 use super::{InboundTopic, OutboundTopic};
 use crate::replication::slab::Slab;
 use crate::replication::transport::Transport;
-use crate::replication::worker::ready_queue::ReadyState;
+use crate::replication::worker::ready_state::ReadyState;
 use crate::replication::{ClockReading, NodeId, TopicKey};
 
 /// The key of a topic of a worker.
