@@ -150,7 +150,7 @@ fn messages_of_every_size_up_to_the_largest() {
     let topic = node.topic("large", &TopicSettings { largest, depth: 2, ..settings() }).unwrap();
     let (publisher, mut subscriber) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
     for length in [0, 1, 7, 8, 4095, 4096, 4097, 1 << 20, largest - 1, largest] {
-        let bytes = testkit::bytes::pattern(length as usize, length as u64);
+        let bytes = testkit::bytes::pattern(length as usize, length);
         publisher.push(&bytes, TIMEOUT).unwrap();
         let sample = subscriber.pull(TIMEOUT).unwrap();
         assert_eq!(sample.length(), length);
