@@ -8,11 +8,11 @@ use crate::sources::Sources;
 use crate::{doc_comments, file_cycles, file_names, module_order, structs, tuple_parameters};
 
 // These only fall: write a smaller number here when the check prints one.
-const MOST_CYCLES: usize = 28;
-const MOST_CYCLES_BELOW_PARENTS: usize = 12;
+const MOST_CYCLES: usize = 23;
+const MOST_CYCLES_BELOW_PARENTS: usize = 0;
 const MOST_OPEN: usize = 301;
 const MOST_POOR_BEGINNINGS: usize = 0;
-const MOST_TUPLE_PARAMETERS: usize = 120;
+const MOST_TUPLE_PARAMETERS: usize = 106;
 const MOST_REPEATED_NAMES: usize = 1;
 /// Most fields of one struct.
 const MOST_FIELDS: usize = 20;

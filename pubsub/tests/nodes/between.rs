@@ -249,7 +249,7 @@ fn large_messages_arrive_whole() {
     until_replicated(&writer, "large");
     let publisher = topic.publisher().unwrap();
     for length in [0, 1, 4097, 3 << 20, largest - 1, largest] {
-        let bytes = testkit::bytes::pattern(length as usize, length as u64);
+        let bytes = testkit::bytes::pattern(length as usize, length);
         let mut loan = publisher.loan(length, TIMEOUT).unwrap();
         loan.write(0, &bytes).unwrap();
         loan.set_metadata(&length.to_le_bytes()).unwrap();
