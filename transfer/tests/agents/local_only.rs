@@ -182,7 +182,7 @@ fn dropped_memory_is_not_kept_by_the_cache() {
     // One-time allocations of the process.
     drop(fixture.agent.register_local(pinned()).unwrap());
     wait_until("the first registration is not released", || registration_cache().entries == 0);
-    let leak_check = LeakCheck::now(&device());
+    let leak_check = LeakCheck::begin(&device());
     let make: [fn() -> Buffer; 2] =
         [|| HostBuffer::new(LENGTH).unwrap().into(), || pinned().into()];
     for make in make {

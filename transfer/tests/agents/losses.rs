@@ -50,7 +50,7 @@ fn peer_is_killed_during_a_thousand_puts() {
     fixture.agent.disconnect(first.peer, TIMEOUT).unwrap();
     drop(first);
     while let Ok(_event) = fixture.agent.next_event(Duration::from_millis(300)) {}
-    let leak_check = LeakCheck::now(&device());
+    let leak_check = LeakCheck::begin(&device());
     let mut peer_process = fixture.peer_process("shared", &[]);
     let route = fixture.join(&peer_process);
     slow(Duration::from_micros(300));

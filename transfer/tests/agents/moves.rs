@@ -238,9 +238,9 @@ fn joined_region_is_mapped_once_and_unmapped() {
     let mut fixture = AgentFixture::open();
     let peer_process = fixture.peer_process("shared", &[]);
     drop(fixture.join(&peer_process));
-    let before = LeakCheck::now(&device());
+    let before = LeakCheck::begin(&device());
     let route = fixture.join(&peer_process);
-    let once = LeakCheck::now(&device());
+    let once = LeakCheck::begin(&device());
     let others: Vec<_> = (0..10).map(|_| fixture.join(&peer_process)).collect();
     once.compare(&device());
     drop((route, others));

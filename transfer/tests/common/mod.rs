@@ -73,7 +73,7 @@ pub struct LeakCheck {
 }
 
 impl LeakCheck {
-    pub fn now(device: &Device) -> Self {
+    fn now(device: &Device) -> Self {
         let names = |directory: &str| -> BTreeSet<String> {
             let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
             entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
@@ -87,6 +87,20 @@ impl LeakCheck {
             shared_memory: names("/dev/shm").into_iter().filter(is_own).collect(),
             mapped: maps.lines().filter(|line| line.contains("fabricast")).count(),
             free: device.free_memory().unwrap(),
+        }
+    }
+
+    /// The resources now, when threads have dropped what was left to them.
+    pub fn begin(device: &Device) -> Self {
+        let end = Instant::now() + Duration::from_secs(10);
+        let mut last = Self::now(device);
+        loop {
+            std::thread::sleep(Duration::from_millis(200));
+            let now = Self::now(device);
+            if now == last || Instant::now() > end {
+                return now;
+            }
+            last = now;
         }
     }
 

@@ -40,7 +40,7 @@ fn garbage_does_not_affect_other_clients() {
     // Drivers allocate some state at the first use; a service that ended holds no connections.
     check_service(&ServiceFixture::open());
     let fixture = ServiceFixture::open();
-    let leak_check = LeakCheck::now(&fixture.device);
+    let leak_check = LeakCheck::begin(&fixture.device);
     let silent: Vec<_> =
         (0..5).map(|_| Channel::connect(&fixture.path(), TIMEOUT).unwrap()).collect();
     let file = File::open("/dev/null").unwrap();
@@ -214,7 +214,7 @@ fn false_handles_are_refused() {
     let opener = Opener::default();
     // Searching for a device starts all drivers, which keep their state.
     assert!(gpu::Device::find(Uuid([9; 16])).is_err());
-    let leak_check = LeakCheck::now(&fixture.device);
+    let leak_check = LeakCheck::begin(&fixture.device);
     let good = || shared.handle().unwrap();
     let refused = |handle: &Handle| opener.open(handle, None).unwrap_err();
 
@@ -264,7 +264,7 @@ fn truncated_handles_are_refused() {
     let _alone = alone();
     let fixture = ServiceFixture::open();
     let shared = SharedBuffer::new(&fixture.memory, &tensor()).unwrap();
-    let leak_check = LeakCheck::now(&fixture.device);
+    let leak_check = LeakCheck::begin(&fixture.device);
     let bytes = shared.metadata().encode();
     let opener = Opener::default();
     let mut other_version = bytes.clone();

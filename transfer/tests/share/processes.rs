@@ -114,9 +114,9 @@ fn memory_is_mapped_once() {
     let opener = Opener::default();
     // Drivers allocate some state at the first use.
     drop(opener.open(&shared.handle().unwrap(), None).unwrap());
-    let before = LeakCheck::now(&fixture.device);
+    let before = LeakCheck::begin(&fixture.device);
     let first = opener.open(&shared.handle().unwrap(), None).unwrap();
-    let leak_check = LeakCheck::now(&fixture.device);
+    let leak_check = LeakCheck::begin(&fixture.device);
     let again: Vec<_> =
         (0..10).map(|_| opener.open(&shared.handle().unwrap(), None).unwrap()).collect();
     assert!(
@@ -361,7 +361,7 @@ fn sharing_leaks_nothing() {
     };
     // Drivers allocate some state at the first use.
     round();
-    let leak_check = LeakCheck::now(&device);
+    let leak_check = LeakCheck::begin(&device);
     (0..3).for_each(|_| round());
     leak_check.compare(&device);
 }

@@ -323,7 +323,7 @@ fn memory_of_many_pieces_is_shared() {
     let client = ShareClient::connect(&fixture.path(), TIMEOUT).unwrap();
     // The driver keeps memory of its own after the first mapping and the first copy out of it.
     check(client.open("pieces", None, TIMEOUT).unwrap().memory().unwrap(), 5);
-    let leak_check = LeakCheck::now(&device);
+    let leak_check = LeakCheck::begin(&device);
     for _ in 0..3 {
         let opened = client.open("pieces", None, TIMEOUT).unwrap();
         check(opened.memory().unwrap(), 5);
@@ -416,7 +416,7 @@ fn thousands_of_shares_leave_nothing() {
         }
     };
     rounds(10);
-    let leak_check = LeakCheck::now(&device());
+    let leak_check = LeakCheck::begin(&device());
     rounds(2000);
     leak_check.compare(&device());
 }
