@@ -32,7 +32,7 @@ pub fn first_difference(actual: &[u8], expected: &[u8]) -> Option<usize> {
     differs.or((actual.len() != expected.len()).then_some(both))
 }
 
-/// Whether all bytes have this value.
+/// True if all bytes have this value.
 #[must_use]
 pub fn all_are(bytes: &[u8], value: u8) -> bool {
     bytes.iter().all(|byte| *byte == value)

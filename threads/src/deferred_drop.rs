@@ -186,7 +186,7 @@ mod tests {
         is_unused.store(true, Ordering::Release);
         assert_eq!(taken.len(), 1);
         drop(taken);
-        // Its sender is gone.
+        // Nothing was sent: the sender was dropped with the value.
         assert!(ends.recv_timeout(TIMEOUT).is_err());
     }
 }

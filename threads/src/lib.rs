@@ -1,5 +1,5 @@
 //! The threads of the library: how they start, lock and pause between retries, what they drop for
-//! others, which objects belong to a process that forked, and copies of bytes that others change.
+//! others, and which objects belong to a process that forked.
 //!
 //! ```
 //! let thread = threads::spawn("fabricast-sum", || 1 + 1)?;
@@ -8,13 +8,12 @@
 //! ```
 //!
 //! Modules, each importing only those before it: `retry_backoff`, `lock`, `fork_generation`,
-//! `spawn`, `deferred_drop`, `shared_bytes`.
+//! `spawn`, `deferred_drop`.
 
 mod deferred_drop;
 mod fork_generation;
 mod lock;
 mod retry_backoff;
-pub mod shared_bytes;
 mod spawn;
 
 pub use deferred_drop::{DeferredDrop, DeferredValue};

@@ -225,9 +225,9 @@ fn ring_in_device_memory(fault: Fault, notify: NotifyMode) -> usize {
     reading.connect(ring, peers[1], &answer).unwrap();
     let bytes: Vec<u8> = (0..20_000_u32).map(|at| (at % 251) as u8).collect();
     let source = domains[0].register(HostMemory::from_vec(bytes).unwrap(), Access::WRITE).unwrap();
+    let end = Instant::now() + TIMEOUT;
     let mut incomplete = 0;
     for number in 0..200_usize {
-        let end = Instant::now() + TIMEOUT;
         let length = [0, 1, 100, 20_000][number % 4];
         let inline: Vec<u8> = (0..number % 41).map(|at| (number + at) as u8).collect();
         let payload = source.slice(0..length).unwrap();

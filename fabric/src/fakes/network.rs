@@ -610,21 +610,22 @@ impl Network {
 }
 
 fn gather(pieces: &[LocalSegment]) -> Vec<u8> {
-    let mut bytes = vec![0; pieces.iter().map(|piece| piece.length).sum()];
-    let mut rest = &mut bytes[..];
+    let mut bytes = Vec::new();
     for piece in pieces {
-        let (into, after) = rest.split_at_mut(piece.length);
-        // SAFETY: local memory of an operation in flight, or of an open region; other threads
-        // access it only by atomics or after that.
-        unsafe { threads::shared_bytes::load(piece.at as *mut u8, into) };
-        rest = after;
+        for at in 0..piece.length {
+            // SAFETY: local memory of an operation in flight, or of an open region; other
+            // threads access it only by atomics or after that.
+            bytes.push(unsafe { std::ptr::read_volatile((piece.at + at) as *const u8) });
+        }
     }
     bytes
 }
 
 fn scatter(bytes: &[u8], to: usize) {
-    // SAFETY: as in `gather`.
-    unsafe { threads::shared_bytes::store(bytes, to as *mut u8) };
+    for (at, byte) in bytes.iter().enumerate() {
+        // SAFETY: as in `gather`.
+        unsafe { std::ptr::write_volatile((to + at) as *mut u8, *byte) };
+    }
 }
 
 /// Overwrites the space of a context that belongs to the provider.
