@@ -12,7 +12,7 @@ use ipc::{
 use crate::error::{Error, ErrorKind, Result};
 use crate::interruption::Interruption;
 use crate::node_segment::PublishDoorbell;
-use crate::pool::{Direction, Pool, PoolId};
+use crate::pool::{Direction, GrowthRequest, Pool};
 use crate::settings::Reliability;
 use crate::topic::Topic;
 
@@ -20,7 +20,7 @@ use crate::topic::Topic;
 pub(crate) trait ServiceClient: Send + Sync + Debug {
     /// Requests more memory without waiting for it: the pool's doorbell rings once the memory is
     /// admitted.
-    fn request_growth(&self, pool: PoolId, bytes: u64);
+    fn request_growth(&self, request: GrowthRequest);
     /// Reserves memory for the loans of a publisher of this process.
     fn admit(&self, topic: u32, publisher: u64) -> Result<()>;
     /// Reports that publishers or subscribers of this topic joined or left.

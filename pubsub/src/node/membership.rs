@@ -18,7 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
 use crate::node_options::NodeOptions;
 use crate::node_segment::NodeSegment;
-use crate::pool::{Direction, Piece, Pool, PoolId};
+use crate::pool::{Direction, GrowthRequest, Piece, Pool, PoolId};
 use crate::report::Row;
 use crate::service::election::MemberLock;
 use crate::service::protocol::Request;
@@ -466,8 +466,8 @@ impl fmt::Debug for Membership {
 }
 
 impl ServiceClient for Membership {
-    fn request_growth(&self, pool: PoolId, bytes: u64) {
-        self.shared.enqueue(Request::Grow { pool, bytes });
+    fn request_growth(&self, request: GrowthRequest) {
+        self.shared.enqueue(Request::Grow(request));
     }
 
     fn admit(&self, number: u32, publisher: u64) -> Result<()> {

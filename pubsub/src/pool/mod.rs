@@ -4,6 +4,7 @@
 mod bytes;
 mod control;
 mod copies;
+mod growth_request;
 mod pieces;
 mod sample_info;
 mod stream_order;
@@ -38,6 +39,7 @@ pub(crate) use self::bytes::{borrow, borrow_mut};
 pub(crate) use self::control::GRANULE;
 pub(crate) use self::control::MAX_PIECES;
 pub(crate) use self::copies::InFlightCopies;
+pub(crate) use self::growth_request::GrowthRequest;
 use self::pieces::Pieces;
 pub(crate) use self::pieces::{Piece, PieceStored};
 pub use self::sample_info::{DeliveryPath, Metadata, Times};
@@ -333,21 +335,22 @@ impl Pool {
         length.is_some_and(|length| length <= self.limit) && self.admitted() < MAX_PIECES
     }
 
-    /// Returns true if this process should request more memory: not if it did and none was added
-    /// since, except after a while.
-    pub(crate) fn should_request_growth(&self, bytes: u64) -> bool {
+    /// The request for more memory after a block did not fit into this many pieces: none if this
+    /// process requested it and no piece was added since, except after a while.
+    pub(crate) fn growth_request(&self, admitted: usize, bytes: u64) -> Option<GrowthRequest> {
         if !self.may_grow(bytes) {
-            return false;
+            return None;
         }
-        let (admitted, now) = (self.admitted(), Instant::now());
+        let now = Instant::now();
         let mut last_growth_request = lock(&self.last_growth_request);
         let is_under_way = last_growth_request.is_some_and(|(before, when)| {
             before == admitted && now.saturating_duration_since(when) < GROWTH_RETRY
         });
-        if !is_under_way {
-            *last_growth_request = Some((admitted, now));
+        if is_under_way {
+            return None;
         }
-        !is_under_way
+        *last_growth_request = Some((admitted, now));
+        Some(GrowthRequest::new(self.id, admitted as u32, bytes))
     }
 
     // ------------------------------------------------------------- blocks

@@ -84,7 +84,13 @@ fn pieces_are_admitted_in_order_and_once() {
     assert_eq!(pool.statistics(&me).unwrap().total, pool.length());
     assert!(pool.may_grow(pool.limit() - pool.length()));
     assert!(!pool.may_grow(pool.limit() - pool.length() + 1));
-    assert!(pool.should_request_growth(1) && !pool.should_request_growth(1), "pending");
+    let admitted = pool.admitted();
+    let request = pool.growth_request(admitted, 1).unwrap();
+    assert!(pool.growth_request(admitted, 1).is_none(), "pending");
+    assert!(!request.is_outdated(&pool));
+    pool.adopt_piece(admitted, pool.make_piece(PIECE).unwrap()).unwrap();
+    pool.admit_piece(&me, admitted).unwrap();
+    assert!(request.is_outdated(&pool) && pool.growth_request(admitted + 1, 1).is_some());
 }
 
 /// A piece was replaced while the process that had it was disconnected.

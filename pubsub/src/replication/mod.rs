@@ -83,7 +83,7 @@ pub use crate::ids::NodeId;
 use crate::network_options::NetworkOptions;
 use crate::node_segment::PublishDoorbell;
 use crate::peers::{PeerEvent, Peers};
-use crate::pool::{Pool, PoolId};
+use crate::pool::{GrowthRequest, Pool};
 use crate::topic::Topic;
 use crate::wake::WakeFd;
 
@@ -108,7 +108,7 @@ pub(crate) struct ServiceContext {
     pub(crate) role: Participant,
     pub(crate) participants: Arc<ParticipantTable<MappedWords>>,
     /// Requests to grow pools; `bell` wakes the thread that grows them.
-    pub(crate) growth: Sender<(PoolId, u64)>,
+    pub(crate) growth: Sender<GrowthRequest>,
     pub(crate) bell: Arc<WakeFd>,
     pub(crate) waiting_arrivals: WaitingArrivals,
     pub(crate) arrival_repair_lock: ArrivalRepairLock,
@@ -119,9 +119,9 @@ impl ServiceContext {
         Caller { timeout: LOCK_TIMEOUT, ..Caller::new(self.me, &*self.participants) }
     }
 
-    fn request_growth(&self, pool: PoolId, bytes: u64) {
+    fn request_growth(&self, request: GrowthRequest) {
         // If the queue is full, a later call requests it again.
-        let _ = self.growth.try_send((pool, bytes));
+        let _ = self.growth.try_send(request);
         self.bell.ring();
     }
 

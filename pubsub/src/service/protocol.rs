@@ -11,13 +11,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::PoolId;
+use crate::pool::{GrowthRequest, PoolId};
 use crate::report::Row;
 use crate::settings::SharedSettings;
 use crate::text::shortened;
 
 /// Version of the protocol.
-pub(crate) const VERSION: u8 = 8;
+pub(crate) const VERSION: u8 = 9;
 /// Maximum length of a label.
 pub(crate) const MAX_LABEL: usize = 64;
 /// Pidfds in one message, with room for other descriptors.
@@ -47,7 +47,7 @@ pub(crate) enum Request {
     /// Ends `granted` uses of a topic.
     CloseTopic { number: u32, granted: u64 },
     /// A loan did not fit into a pool.
-    Grow { pool: PoolId, bytes: u64 },
+    Grow(GrowthRequest),
     /// The process's publishers or subscribers of a topic joined or left.
     ParticipantsChanged { number: u32 },
     /// The process has received all pieces up to this ticket.

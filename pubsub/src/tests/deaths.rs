@@ -60,7 +60,7 @@ impl TestNode {
 #[test]
 fn two_processes_exchange_messages() {
     let node = TestNode::new(&settings());
-    node.service.request_growth(node.local.id(), 1 << 20);
+    node.service.grow(node.local.id(), 1 << 20);
     let participant = node.admit();
     let publisher = node.publisher();
     let mut subscriber = node.subscriber();
@@ -90,7 +90,7 @@ fn two_processes_exchange_messages() {
 #[test]
 fn killed_process_is_reclaimed_and_its_publisher_reported() {
     let node = TestNode::new(&TopicSettings { depth: 3, ..settings() });
-    node.service.request_growth(node.local.id(), 1 << 20);
+    node.service.grow(node.local.id(), 1 << 20);
     let participant = node.admit();
     let publisher = node.publisher();
     let mut subscriber = node.subscriber();

@@ -121,7 +121,7 @@ fn subscriber_alternates_between_local_and_inbound() {
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     let caller = node.caller();
     let deliver = |number: u64| {
-        node.service.request_growth(node.inbound.id(), 1 << 20);
+        node.service.grow(node.inbound.id(), 1 << 20);
         let (block, place) = node.inbound.allocate(&caller, 3).unwrap();
         let bytes = node.inbound.slice(place, 3).unwrap();
         node.inbound.write(&bytes, b"far", TEST_TIMEOUT).unwrap();

@@ -18,7 +18,7 @@ fn block_is_not_reused_while_a_device_writes_to_it() {
     let _alone = MISBEHAVING.lock().unwrap_or_else(PoisonError::into_inner);
     let name = DeviceName::emulated(SLOW);
     let node = TestNode::new(&TopicSettings { memory: MemoryLocation::Device(name), ..settings() });
-    node.service.request_growth(node.local.id(), 1 << 20);
+    node.service.grow(node.local.id(), 1 << 20);
     let publisher = node.publisher();
     let from = Device::open(name).unwrap().allocate(4096).unwrap();
     let delay = Duration::from_secs(4);

@@ -26,7 +26,7 @@ use crate::context::{NodeContext, Retry, ServiceClient, TopicContext};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::NodeId;
 use crate::node_segment::{NodeSegment, PublishDoorbell};
-use crate::pool::{Direction, Pool, PoolControl, PoolId};
+use crate::pool::{Direction, GrowthRequest, Pool, PoolControl, PoolId};
 use crate::settings::{SharedLocation, SharedSettings};
 use crate::topic::Topic;
 use crate::{Publisher, Reliability, Subscriber, TopicSettings};
@@ -63,8 +63,9 @@ impl std::fmt::Debug for Attempts {
     }
 }
 
-impl ServiceClient for FakeService {
-    fn request_growth(&self, id: PoolId, bytes: u64) {
+impl FakeService {
+    /// Grows a pool as far as its limit allows.
+    fn grow(&self, id: PoolId, bytes: u64) {
         let pool = self.pools.iter().find(|pool| pool.id() == id).unwrap();
         let number = pool.held();
         let Ok(piece) = pool.make_piece(bytes) else { return };
@@ -72,6 +73,12 @@ impl ServiceClient for FakeService {
             pool.adopt_piece(number, piece).unwrap();
             pool.admit_piece(&Caller::new(self.me, &*self.participants), number).unwrap();
         }
+    }
+}
+
+impl ServiceClient for FakeService {
+    fn request_growth(&self, request: GrowthRequest) {
+        self.grow(request.pool(), request.bytes());
     }
 
     fn admit(&self, _topic: u32, _publisher: u64) -> Result<()> {

@@ -63,7 +63,7 @@ fn assert_drained(subscriber: &mut Subscriber) {
 impl TestNode {
     /// Delivers a message of another node with this number.
     fn deliver_inbound(&self, number: u64, bytes: &[u8]) {
-        self.service.request_growth(self.inbound.id(), 1 << 20);
+        self.service.grow(self.inbound.id(), 1 << 20);
         let (caller, length) = (self.caller(), bytes.len() as u64);
         let (block, place) = self.inbound.allocate(&caller, length).unwrap();
         let slice = self.inbound.slice(place, length).unwrap();
@@ -328,7 +328,7 @@ fn gap_makes_the_descriptor_readable_once() {
 #[test]
 fn death_of_a_publisher_makes_the_descriptor_readable() {
     let node = TestNode::new(&settings());
-    node.service.request_growth(node.local.id(), 1 << 20);
+    node.service.grow(node.local.id(), 1 << 20);
     let participant = node.admit();
     let mut subscriber = node.subscriber();
     let loops = epoll();
@@ -419,7 +419,7 @@ fn origin_of(bytes: &[u8]) -> (u64, u64) {
 fn messages_of_killed_processes_are_all_signalled() {
     const MESSAGES: u64 = 4000;
     let node = TestNode::new(&settings());
-    node.service.request_growth(node.local.id(), 8 << 20);
+    node.service.grow(node.local.id(), 8 << 20);
     let participants = [node.admit(), node.admit(), node.admit()];
     let loops = epoll();
     let context = node.context();

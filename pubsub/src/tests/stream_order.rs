@@ -20,8 +20,8 @@ pub(super) fn on_a_device() -> TopicSettings {
 /// A node with memory, and a device.
 pub(super) fn node_with(settings: &TopicSettings) -> (TestNode, Device) {
     let node = TestNode::new(settings);
-    node.service.request_growth(node.local.id(), 4 << 20);
-    node.service.request_growth(node.inbound.id(), 4 << 20);
+    node.service.grow(node.local.id(), 4 << 20);
+    node.service.grow(node.inbound.id(), 4 << 20);
     (node, Device::open(DeviceName::emulated(0)).unwrap())
 }
 

@@ -165,13 +165,14 @@ impl Sink for TopicSink {
             return Err(Error::new(operation, ErrorKind::TooLong, detail).on(self.topic.name()));
         }
         let bytes = header.length.max(1);
+        // Before the attempt: a request must not add a second piece to one that arrives meanwhile.
+        let admitted = self.pool.admitted();
         let (block, range) = match self.pool.allocate(&self.service_context.caller(), bytes) {
             Ok(allocated) => allocated,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                if self.pool.should_request_growth(bytes) {
-                    self.service_context.request_growth(self.pool.id(), bytes);
-                } else {
-                    self.wait_for_room();
+                match self.pool.growth_request(admitted, bytes) {
+                    Some(request) => self.service_context.request_growth(request),
+                    None => self.wait_for_room(),
                 }
                 return Ok(None);
             }

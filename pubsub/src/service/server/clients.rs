@@ -333,8 +333,8 @@ impl Service {
             Request::CloseTopic { number, granted } => {
                 self.handle_close_topic(member, number, granted)
             }
-            Request::Grow { pool, bytes } if self.broker.uses_pool(member, pool) => {
-                self.broker.grow_or_log(&served_node.caller(), pool, bytes);
+            Request::Grow(request) if self.broker.uses_pool(member, request.pool()) => {
+                self.broker.grow_as_requested(&served_node.caller(), request);
             }
             Request::ParticipantsChanged { number } => self.topic_changed(number),
             Request::PublisherBlocked { number } if self.broker.uses_topic(member, number) => {

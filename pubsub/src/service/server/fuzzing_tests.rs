@@ -5,7 +5,7 @@ use ipc::Participant;
 use proptest::prelude::*;
 
 use super::fuzzing::{ClientOutcome, run_clients};
-use crate::pool::{Direction, PoolId};
+use crate::pool::{Direction, GrowthRequest, PoolId};
 use crate::service::protocol::{self, Request, VERSION};
 use crate::settings::{SharedLocation, SharedSettings};
 use crate::{Reliability, TopicSettings};
@@ -110,7 +110,9 @@ fn request() -> impl Strategy<Value = Request> {
         4 => (large(), prop_oneof![Just("it".to_owned()), ".{0,250}"], proptest::option::of(settings()))
             .prop_map(|(request, name, settings)| Request::Open { request, name, settings }),
         2 => (number(), large()).prop_map(|(number, granted)| Request::CloseTopic { number, granted }),
-        2 => (pool(), large()).prop_map(|(pool, bytes)| Request::Grow { pool, bytes }),
+        2 => (pool(), number(), large()).prop_map(|(pool, admitted, bytes)| {
+            Request::Grow(GrowthRequest::new(pool, admitted, bytes))
+        }),
         1 => number().prop_map(|number| Request::ParticipantsChanged { number }),
         1 => large().prop_map(|ticket| Request::AcknowledgePieces { ticket }),
         1 => large().prop_map(|request| Request::Report { request }),
@@ -241,7 +243,7 @@ fn scripts() -> Vec<Script> {
                 hello(1),
                 of(0, 0, 0, &make(1)),
                 of(1, 0, 0, &open(3, None)),
-                of(1, 0, 0, &Request::Grow { pool: local, bytes: 100_000 }),
+                of(1, 0, 0, &Request::Grow(GrowthRequest::new(local, 0, 100_000))),
             ],
         ),
         (
@@ -312,7 +314,7 @@ fn scripts() -> Vec<Script> {
             vec![
                 hello(0),
                 of(0, 0, 0, &open(1, Some(huge))),
-                of(0, 0, 0, &Request::Grow { pool: local, bytes: u64::MAX }),
+                of(0, 0, 0, &Request::Grow(GrowthRequest::new(local, 0, u64::MAX))),
                 of(0, 0, 0, &Request::CloseTopic { number: u32::MAX, granted: u64::MAX }),
                 of(0, 0, 0, &Request::AcknowledgePieces { ticket: u64::MAX }),
                 of(

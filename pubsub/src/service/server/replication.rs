@@ -11,7 +11,7 @@ use super::Service;
 use crate::error::{Error, ErrorKind};
 use crate::network_options::NetworkOptions;
 use crate::node_segment::MAX_NETWORK_BYTES;
-use crate::pool::PoolId;
+use crate::pool::GrowthRequest;
 use crate::replication::{
     self, ArrivalRepairLock, Replicator, RetrySchedule, ServiceContext, WaitingArrivals,
 };
@@ -42,8 +42,8 @@ pub(super) struct ReplicationSupervisor {
     must_release_again: bool,
     arrival_repair_lock: ArrivalRepairLock,
     waiting_arrivals: WaitingArrivals,
-    growth_sender: Sender<(PoolId, u64)>,
-    growth_requests: Receiver<(PoolId, u64)>,
+    growth_sender: Sender<GrowthRequest>,
+    growth_requests: Receiver<GrowthRequest>,
     /// The replicator has not received all topics yet; `changed_topics` are among the changes.
     needs_topics: bool,
     changed_topics: BTreeSet<u32>,
@@ -183,9 +183,9 @@ impl Service {
     /// Handles the replication of all topics.
     pub(super) fn run_replication(&mut self) {
         self.start_replication();
-        while let Ok((pool, bytes)) = self.replication.growth_requests.try_recv() {
+        while let Ok(request) = self.replication.growth_requests.try_recv() {
             let Some(served_node) = &self.served_node else { continue };
-            self.broker.grow_or_log(&served_node.caller(), pool, bytes);
+            self.broker.grow_as_requested(&served_node.caller(), request);
         }
         let replication = &mut self.replication;
         if let Some(replicator) = &mut replication.replicator {

@@ -12,7 +12,7 @@ use super::*;
 use crate::budgets::Budgets;
 use crate::ids::NodeId;
 use crate::pool::tests::is_held_by;
-use crate::pool::{Direction, Pool, PoolId};
+use crate::pool::{Direction, GrowthRequest, Pool, PoolId};
 use crate::replication::{ServiceContext, WaitingArrivals};
 use crate::report::Row;
 use crate::service::election::{self, socket_path};
@@ -423,12 +423,18 @@ fn piece_is_admitted_once_the_lock_is_free() {
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
     broker.resume_growth(&me);
     assert!(broker.is_growing(), "the piece is not admitted later");
-    broker.grow_or_log(&me, LOCAL, 1);
+    let request = GrowthRequest::new(LOCAL, 0, 1);
+    broker.grow_as_requested(&me, request);
     assert_eq!((pool.held(), pool.admitted()), (1, 0));
     is_held_by(&pool, None);
     broker.check_growth(&me);
     assert!(!broker.is_growing());
     assert_eq!(pool.admitted(), 1);
+    // The request was sent before the piece was admitted.
+    broker.grow_as_requested(&me, request);
+    assert_eq!(pool.held(), 1);
+    broker.grow_as_requested(&me, GrowthRequest::new(LOCAL, 1, 1));
+    assert_eq!(pool.held(), 2);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use ipc::{Caller, Participant};
 
 use super::Broker;
 use crate::error::{ErrorKind, Result};
-use crate::pool::{Piece, PoolId};
+use crate::pool::{GrowthRequest, Piece, PoolId};
 use crate::service::process::is_stopped;
 use crate::service::protocol::Notice;
 
@@ -47,8 +47,12 @@ impl Growth {
 }
 
 impl Broker {
-    /// Grows a pool, if its limit allows it.
-    pub(crate) fn grow_or_log(&mut self, caller: &Caller<'_>, id: PoolId, bytes: u64) {
+    /// Grows a pool, if it has not grown since the request, and its limit allows it.
+    pub(crate) fn grow_as_requested(&mut self, caller: &Caller<'_>, request: GrowthRequest) {
+        let (id, bytes) = (request.pool(), request.bytes());
+        if self.registry.pool(id).is_some_and(|pool| request.is_outdated(pool)) {
+            return;
+        }
         if let Err(error) = self.grow(caller, id, bytes) {
             tracing::warn!(%error, bytes, "a pool cannot grow");
         }
