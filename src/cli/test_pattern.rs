@@ -53,12 +53,11 @@ impl Content {
     fn body(self, offset: u64, bytes: &mut [u8]) {
         let first = (offset - HEADER as u64) / 8;
         let mut word = self.start().wrapping_add(first.wrapping_mul(STEP));
-        let mut words = bytes.chunks_exact_mut(8);
-        for to in &mut words {
-            to.copy_from_slice(&word.to_le_bytes());
+        let (words, rest) = bytes.as_chunks_mut();
+        for to in words {
+            *to = word.to_le_bytes();
             word = word.wrapping_add(STEP);
         }
-        let rest = words.into_remainder();
         let length = rest.len();
         rest.copy_from_slice(&word.to_le_bytes()[..length]);
     }

@@ -21,7 +21,11 @@ pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
 /// Consecutive numbers of four bytes each, starting with `first`.
 #[must_use]
 pub fn numbers(length: usize, first: u32) -> Vec<u8> {
-    (0..length as u32 / 4).flat_map(|at| (first + at).to_le_bytes()).collect()
+    let mut bytes = vec![0; length / 4 * 4];
+    for (word, number) in bytes.as_chunks_mut().0.iter_mut().zip(first..) {
+        *word = number.to_le_bytes();
+    }
+    bytes
 }
 
 /// Where two byte strings differ first, or where the shorter one ends.

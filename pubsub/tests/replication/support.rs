@@ -48,13 +48,7 @@ impl MemoryKind {
 }
 
 pub(crate) fn bytes_of(position: u64, length: usize) -> Vec<u8> {
-    let mut bytes = vec![0; length];
-    let mut state = position.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    for chunk in bytes.chunks_mut(8) {
-        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        chunk.copy_from_slice(&state.to_le_bytes()[..chunk.len()]);
-    }
-    bytes
+    testkit::bytes::pattern(length, position)
 }
 
 pub(crate) fn header_of(position: u64, length: u64) -> MessageHeader {
