@@ -10,17 +10,25 @@ fn word(number: u64, index: u64) -> u64 {
 
 /// Fills bytes with the pattern of a number.
 pub fn fill(bytes: &mut [u8], number: u64) {
-    for (part, index) in bytes.chunks_mut(8).zip(0..) {
-        part.copy_from_slice(&word(number, index).to_le_bytes()[..part.len()]);
+    let (words, rest) = bytes.as_chunks_mut();
+    let mut index = 0;
+    for to in words {
+        *to = word(number, index).to_le_bytes();
+        index += 1;
     }
+    rest.copy_from_slice(&word(number, index).to_le_bytes()[..rest.len()]);
 }
 
 /// The number of wrong words.
 #[must_use]
 pub fn mistakes(bytes: &[u8], number: u64) -> u64 {
-    let is_wrong =
-        |(part, index): &(&[u8], u64)| **part != word(number, *index).to_le_bytes()[..part.len()];
-    bytes.chunks(8).zip(0..).filter(is_wrong).count() as u64
+    let (words, rest) = bytes.as_chunks();
+    let (mut wrong, mut index) = (0, 0);
+    for found in words {
+        wrong += u64::from(u64::from_le_bytes(*found) != word(number, index));
+        index += 1;
+    }
+    wrong + u64::from(*rest != word(number, index).to_le_bytes()[..rest.len()])
 }
 
 #[cfg(test)]
