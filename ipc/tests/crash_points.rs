@@ -252,8 +252,8 @@ fn deaths_while_making() {
     }
 }
 
-/// A scenario with several processes makes a few stores more or fewer each time: it ends once the victim was
-/// not killed at so many successive points.
+/// A scenario is over once its victim finished at this many successive points: with several
+/// processes, it makes a few stores more or fewer in each run.
 const RUNS_TO_THE_END: u64 = 4;
 
 #[test]

@@ -140,32 +140,25 @@ impl PublisherState {
     /// requested.
     #[inline]
     fn borrow_now(&self, length: u64) -> Result<Option<(Block, BlockRange)>> {
+        let pool = &self.context.local;
+        // Before the attempt: a request must not add a second piece to one that arrives meanwhile.
+        let admitted = pool.admitted();
         match self.allocate(length) {
             Ok(found) => Ok(Some(found)),
             // More memory would not add blocks; and a stopped process may hold the lock.
             Err(AllocatorError::OutOfBlocks { .. } | AllocatorError::LockTimeout(_)) => Ok(None),
-            Err(AllocatorError::OutOfMemory { .. }) => Ok(self.borrow_or_grow(length)),
+            Err(AllocatorError::OutOfMemory { .. }) => {
+                if let Some(request) = pool.growth_request(admitted, length.max(1)) {
+                    self.context.node.service.request_growth(request);
+                }
+                self.slot().backpressure().refused();
+                self.context.publisher_blocked();
+                // For the next attempt.
+                pool.free_completed(&self.context.node.short_caller());
+                Ok(None)
+            }
             Err(cause) => Err(cause.during(LOAN_MEMORY).on(self.context.topic.name())),
         }
-    }
-
-    /// Allocates a block, or requests more memory if none is free.
-    #[cold]
-    fn borrow_or_grow(&self, length: u64) -> Option<(Block, BlockRange)> {
-        let pool = &self.context.local;
-        // Before the attempt: the request must not add a second piece to one that arrives meanwhile.
-        let admitted = pool.admitted();
-        if let Ok(found) = self.allocate(length) {
-            return Some(found);
-        }
-        if let Some(request) = pool.growth_request(admitted, length.max(1)) {
-            self.context.node.service.request_growth(request);
-        }
-        self.slot().backpressure().refused();
-        self.context.publisher_blocked();
-        // For the next attempt.
-        pool.free_completed(&self.context.node.short_caller());
-        None
     }
 
     fn borrow_until(&self, length: u64, deadline: Instant) -> Result<Option<(Block, BlockRange)>> {
