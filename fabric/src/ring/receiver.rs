@@ -91,6 +91,8 @@ pub struct RingReceiver {
     is_close_notice_due: bool,
     /// The ring is in the port's list of events.
     is_event_queued: bool,
+    /// The ring is in the port's list of those that may owe credit.
+    is_listed_as_owing: bool,
 }
 
 impl RingReceiver {
@@ -132,6 +134,7 @@ impl RingReceiver {
             is_closing: false,
             is_close_notice_due: false,
             is_event_queued: false,
+            is_listed_as_owing: false,
         })
     }
 
@@ -383,6 +386,25 @@ impl RingReceiver {
             (false, true) => CloseProgress::Pending,
             (false, false) => CloseProgress::Complete,
         })
+    }
+
+    /// Adds the ring, once, to those whose writers may be owed credit: after a chunk was taken, or credit
+    /// was lost.
+    #[inline]
+    pub(super) fn note_owed_credit(&mut self, owing: &mut Vec<ReceiverId>) {
+        if !std::mem::replace(&mut self.is_listed_as_owing, true) {
+            owing.push(self.id);
+        }
+    }
+
+    /// Must the ring stay in that list? Otherwise the list is to drop it.
+    pub(super) fn still_owes_credit(&mut self) -> bool {
+        let has_credit = self.has_unsent_credit() || !self.reader.unreleased().is_empty();
+        self.is_listed_as_owing = has_credit && self.credit_error.is_none();
+        if !self.is_listed_as_owing {
+            self.memory.set_sleeping(false);
+        }
+        self.is_listed_as_owing
     }
 
     /// Queues an event, once until it was returned.

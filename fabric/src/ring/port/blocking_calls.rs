@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::{ChunkView, Message, Pushed, RingSender};
+use super::super::{ChunkView, Message, Pushed, RingReceiver, RingSender};
 use super::{IDLE_POLLS, Port, PortEvent, ReceiverId, SenderId};
 use crate::waiting::Deadline;
 use crate::{Error, ErrorKind, RegionSlice, Result};
@@ -38,13 +38,13 @@ impl Port {
 
     fn wait_for_queue(&mut self, longest: Duration, short_sleep: Duration) -> Result<PortEvent> {
         // Dropping a view wakes this thread from now on.
-        self.receivers.iter().flatten().for_each(|receiver| receiver.set_sleeping(true));
+        self.set_receivers_sleeping(true);
         self.return_all_credit(true);
         let longest = longest.min(self.max_sleep(short_sleep));
         let has_event = self.set_lanes_sleeping();
         let outcome = if has_event { None } else { self.io.queue.wait_or_wake(longest) };
         self.extra_lanes.iter().for_each(|lanes| lanes.set_sleeping(false));
-        self.receivers.iter().flatten().for_each(|receiver| receiver.set_sleeping(false));
+        self.set_receivers_sleeping(false);
         match outcome {
             Some(outcome) => self.dispatch(outcome),
             None if has_event || self.handle_lane_event() || self.return_all_credit(true) => {
@@ -54,13 +54,23 @@ impl Port {
         }
     }
 
+    /// Sets whether dropping a view wakes this thread.
+    fn set_receivers_sleeping(&self, is_asleep: bool) {
+        self.owing().for_each(|receiver| receiver.set_sleeping(is_asleep));
+    }
+
+    /// Receivers whose writers may be owed credit.
+    fn owing(&self) -> impl Iterator<Item = &RingReceiver> {
+        self.owing_receivers.iter().filter_map(|id| self.receiver(*id).ok())
+    }
+
     /// How long no work without a wake-up is due.
     fn max_sleep(&self, short_sleep: Duration) -> Duration {
         if self.needs_polling || self.extra_lanes.as_ref().is_some_and(|it| it.needs_polling()) {
             return short_sleep;
         }
         // Long-pending credit may wait an eighth of its age once more.
-        let unsent = self.receivers.iter().flatten().filter_map(|it| it.credit_unsent_for());
+        let unsent = self.owing().filter_map(|it| it.credit_unsent_for());
         let unsent = unsent.map(|waited| (waited / 8).max(SHORT_SLEEP)).min();
         let ends = self.retries.next().map(|next| next.saturating_duration_since(Instant::now()));
         unsent.into_iter().chain(ends).min().unwrap_or(MAX_SLEEP).min(MAX_SLEEP)

@@ -42,6 +42,7 @@ impl Port {
     /// Drops all rings and returns their memory, to be dropped after the endpoint is closed.
     fn quarantine_rings(&mut self) -> (Vec<Arc<RingMemory>>, Option<MemoryRegion>) {
         self.senders.clear();
+        self.owing_receivers.clear();
         let receivers = self.receivers.drain(..).flatten();
         self.quarantine.extend(receivers.filter_map(|it| it.into_quarantined()));
         (std::mem::take(&mut self.quarantine), self.credit_memory.take())

@@ -95,6 +95,8 @@ pub struct Port {
     are_lanes_next: bool,
     /// By ring index.
     receivers: Vec<Option<Box<RingReceiver>>>,
+    /// Receivers whose writers may be owed credit: only these are visited before a sleep.
+    owing_receivers: Vec<ReceiverId>,
     /// By sender index.
     senders: Vec<Option<Box<RingSender>>>,
     /// Some rings may need polling besides the completion queue: those in message mode, that await
@@ -136,6 +138,7 @@ impl Port {
             extra_lanes: None,
             are_lanes_next: false,
             receivers: Vec::new(),
+            owing_receivers: Vec::new(),
             senders: Vec::new(),
             needs_polling: false,
             retries: Retries::default(),
@@ -242,6 +245,7 @@ impl Port {
         {
             // The next one may be sent.
             self.needs_polling |= receiver.is_closing();
+            receiver.note_owed_credit(&mut self.owing_receivers);
             receiver.queue_event(&mut self.events);
         }
     }
@@ -328,6 +332,7 @@ impl Port {
         }
         for receiver in self.receivers.iter_mut().flatten() {
             receiver.handle_lost_inject(error);
+            receiver.note_owed_credit(&mut self.owing_receivers);
             receiver.queue_event(&mut self.events);
         }
         PortEvent::Ring
@@ -429,7 +434,10 @@ impl Port {
                 self.needs_polling |= receiver.awaits_header();
                 Ok(None)
             }
-            view => Ok(view),
+            view => {
+                receiver.note_owed_credit(&mut self.owing_receivers);
+                Ok(view)
+            }
         }
     }
 
@@ -443,6 +451,7 @@ impl Port {
             let progress = self.progress_queue()?;
             let receiver = receiver_mut(&mut self.receivers, id)?;
             if let Some(view) = receiver.take()? {
+                receiver.note_owed_credit(&mut self.owing_receivers);
                 return Ok(Some(view));
             }
             match (progress, receiver.credit_error()) {
@@ -470,15 +479,20 @@ impl Port {
     /// that ring is broken.
     pub fn return_all_credit(&mut self, is_idle: bool) -> bool {
         let mut has_returned = false;
-        for receiver in self.receivers.iter_mut().flatten() {
-            match receiver.return_credit(&mut self.io, is_idle) {
+        let (io, events) = (&mut self.io, &mut self.events);
+        let receivers = &mut self.receivers;
+        self.owing_receivers.retain(|id| {
+            // It may have been closed since.
+            let Ok(receiver) = receiver_mut(receivers, *id) else { return false };
+            match receiver.return_credit(io, is_idle) {
                 Ok(was_returned) => has_returned |= was_returned,
                 Err(error) => {
                     receiver.set_credit_error(error);
-                    receiver.queue_event(&mut self.events);
+                    receiver.queue_event(events);
                 }
             }
-        }
+            receiver.still_owes_credit()
+        });
         has_returned
     }
 
