@@ -57,7 +57,7 @@ impl AddressRange {
         let limit = rounded(device, operation, limit)?;
         let mut open_to = vec![device.name().number];
         for peer in peers {
-            if device.peer_access_to(*peer)? == PeerAccess::None {
+            if device.peer_access(*peer)? == PeerAccess::None {
                 return Err(unreachable_from(operation, device.name(), *peer));
             }
             open_to.push(peer.number);

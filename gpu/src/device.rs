@@ -173,7 +173,7 @@ impl PointerAttributes {
         let name = match cuda::locate(address)? {
             cuda::PointerLocation::Host { base, length } => {
                 let allocator = Allocator::Host;
-                return Some(Self { device: None, allocator, base, length, buffer_id: 0 });
+                return Some(Self { device: None, allocator, base, length });
             }
             cuda::PointerLocation::Device(number) => DeviceName::cuda(number),
         };
@@ -300,20 +300,12 @@ impl Device {
         (self.0.budget.limit(), self.0.budget.used())
     }
 
-    /// How this device can access another one's memory.
-    ///
-    /// # Errors
-    /// If the other device has another implementation.
-    pub fn peer_access(&self, peer: &Self) -> Result<PeerAccess> {
-        self.peer_access_to(peer.0.name)
-    }
-
     /// How this device could access another one's memory. Does not open the other device:
     /// creating a context takes time and device memory.
     ///
     /// # Errors
     /// If the other device has another implementation.
-    pub fn peer_access_to(&self, peer: DeviceName) -> Result<PeerAccess> {
+    pub fn peer_access(&self, peer: DeviceName) -> Result<PeerAccess> {
         let operation = "query peer access";
         self.call(operation, |driver| match peer {
             _ if peer == self.0.name => Ok(PeerAccess::Same),
@@ -335,9 +327,8 @@ impl Device {
     pub fn peers(&self) -> Vec<DeviceName> {
         let count = Self::count(self.0.name.implementation).unwrap_or(0);
         let others = (0..count).map(|number| DeviceName { number, ..self.0.name });
-        let is_peer = |other: &DeviceName| {
-            matches!(self.peer_access_to(*other), Ok(PeerAccess::Direct { .. }))
-        };
+        let is_peer =
+            |other: &DeviceName| matches!(self.peer_access(*other), Ok(PeerAccess::Direct));
         others.filter(is_peer).collect()
     }
 
@@ -350,10 +341,10 @@ impl Device {
     pub fn enable_peer(&self, peer: &Self) -> Result<()> {
         let operation = "enable peer access";
         let bit = 1_u64 << (peer.0.name.number & 63);
-        match self.peer_access(peer)? {
+        match self.peer_access(peer.0.name)? {
             PeerAccess::Same => return Ok(()),
             _ if self.0.peers.load(Ordering::Acquire) & bit != 0 => return Ok(()),
-            PeerAccess::Direct { .. } => {}
+            PeerAccess::Direct => {}
             PeerAccess::None => {
                 let detail = format!("{} cannot reach {} directly", self.0.name, peer.0.name);
                 let error = Error::new(operation, ErrorKind::NoPeerAccess, detail);

@@ -44,9 +44,9 @@ pub(crate) trait DeviceDriver: Debug + Send + Sync {
     fn properties(&self) -> &Properties;
     /// An error if the context was destroyed by another library, and with it all allocations.
     fn check_context(&self, operation: &'static str) -> Result<()>;
-    /// Free memory of the whole device now.
     /// Calls a function while the context is current on this thread.
     fn with_context(&self, call: &mut dyn FnMut()) -> Result<()>;
+    /// Free memory of the whole device now.
     fn free_memory(&self) -> Result<u64>;
     fn peer_access(&self, peer: u32) -> Result<PeerAccess>;
     /// Enables the access of this device to cuMemAlloc memory of `peer`.

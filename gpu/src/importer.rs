@@ -1,6 +1,6 @@
 //! Importing memory of another process, piece by piece.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
 use crate::address_range::AddressRange;
 use crate::device::Device;
@@ -81,24 +81,6 @@ impl Importer {
 }
 
 impl Device {
-    /// Imports memory of `length` bytes that another process exported in pieces, one behind the
-    /// other, and that begins at the start of the first piece.
-    ///
-    /// # Errors
-    /// As for [each piece](Importer::add); [`InvalidHandle`](ErrorKind::InvalidHandle) if all
-    /// pieces together have fewer bytes.
-    pub fn import_pieces(&self, pieces: &[(BorrowedFd<'_>, u64)], length: u64) -> Result<Memory> {
-        let granularity = self.properties().granularity;
-        let total = pieces.iter().try_fold(0_u64, |sum, (_, length)| {
-            sum.checked_add(length.checked_next_multiple_of(granularity)?)
-        });
-        let importer = self.importer(total.unwrap_or(u64::MAX))?;
-        for (descriptor, length) in pieces {
-            importer.add(descriptor.as_fd(), *length)?;
-        }
-        importer.finish(0, length)
-    }
-
     /// Reserves addresses for memory that another process exported, with this many bytes in all
     /// its pieces together. The pieces are added as they arrive.
     ///

@@ -56,7 +56,7 @@ pub use event::{Event, Point};
 pub use importer::Importer;
 pub use legacy_handle::{LegacyHandle, open_legacy_handles};
 pub use link_counters::{LinkBytes, LinkCounters};
-pub use memory::{Exported, HostMapping, Memory, Pieces, Slice, WeakMemory};
+pub use memory::{HostMapping, Memory, Pieces, Slice, WeakMemory};
 pub use pointer_attributes::{Allocator, PointerAttributes};
 pub use pool::{Pool, PoolStatistics};
 pub use properties::{

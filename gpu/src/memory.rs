@@ -10,7 +10,6 @@ use crate::address_range::AddressRange;
 use crate::deferred_free::DeferredFree;
 use crate::device::Device;
 use crate::device_name::DeviceName;
-use crate::driver::DeviceDriver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::foreign::{Foreign, RetainedPieces};
 use crate::legacy_handle::{LegacyHandle, remember_own_handle};
@@ -239,25 +238,13 @@ impl Memory {
         }
     }
 
-    /// Exports it as file descriptors, one for each of its pieces. Memory that
-    /// [grew](crate::Importer) has many pieces, and so may [adopted](Device::adopt) memory. Use
-    /// [`export_piece`](Self::export_piece) if they might exceed the file descriptor limit.
+    /// Exports one of its [pieces](Self::pieces) as a file descriptor, with its length. CUDA
+    /// exports only memory that this process allocated, not imported memory.
     ///
     /// # Errors
     /// [`NotSupported`](ErrorKind::NotSupported) unless it was allocated as shareable, here or
-    /// by another library; the text names the remedy.
-    pub fn export_pieces(&self) -> Result<Exported> {
-        let Pieces { offset, lengths } = self.pieces()?;
-        let pieces = (0..lengths.len()).map(|number| self.export_piece(number));
-        Ok(Exported { pieces: pieces.collect::<Result<_>>()?, offset })
-    }
-
-    /// One of the pieces as a file descriptor, with its length. CUDA exports only memory that
-    /// this process allocated, not imported memory.
-    ///
-    /// # Errors
-    /// As for [all](Self::export_pieces); [`OutOfBounds`](ErrorKind::OutOfBounds) if there is
-    /// no such piece.
+    /// by another library; the text names the remedy. [`OutOfBounds`](ErrorKind::OutOfBounds) if
+    /// there is no such piece.
     pub fn export_piece(&self, number: usize) -> Result<(OwnedFd, u64)> {
         self.0.device.call(EXPORT, |_| match &self.0.kind {
             Kind::AddressRange(address_range) => address_range.export(number),
@@ -266,8 +253,9 @@ impl Memory {
         })
     }
 
-    /// The pieces that [`export_pieces`](Self::export_pieces) exports, and the offset of the
-    /// memory in them.
+    /// The pieces that [`export_piece`](Self::export_piece) exports, and the offset of the memory
+    /// in them. Memory that [grew](crate::Importer) has many pieces, and so may
+    /// [adopted](Device::adopt) memory.
     ///
     /// # Errors
     /// [`NotSupported`](ErrorKind::NotSupported) if it cannot be exported in pieces.
@@ -383,23 +371,14 @@ impl Memory {
     }
 }
 
-/// The pieces of exported memory.
+/// The pieces of exported memory. A process that receives them [adds](crate::Importer::add) them
+/// in their order, and [finishes](crate::Importer::finish) at the offset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pieces {
     /// The offset of the memory in the first piece, in bytes.
     pub offset: u64,
     /// Their lengths in bytes, in address order.
     pub lengths: Vec<u64>,
-}
-
-/// Exported memory, as sent to another process, which [adds](crate::Importer::add) the pieces
-/// in their order, and [finishes](crate::Importer::finish) at the offset.
-#[derive(Debug)]
-pub struct Exported {
-    /// File descriptors of the pieces, and their lengths in bytes.
-    pub pieces: Vec<(OwnedFd, u64)>,
-    /// The offset of the memory in the first piece, in bytes.
-    pub offset: u64,
 }
 
 /// A weak handle, which does not keep the memory alive.
@@ -469,15 +448,6 @@ impl Slice {
         check_bounds(offset, length, self.length)?;
         self.memory.slice(self.offset + offset, length)
     }
-
-    /// Exports it as a dma-buf, for network cards. The range must be page-aligned.
-    ///
-    /// # Errors
-    /// [`NotSupported`](ErrorKind::NotSupported) if the device has none.
-    pub fn dma_buf(&self) -> Result<OwnedFd> {
-        let dma_buf = |driver: &dyn DeviceDriver| driver.dma_buf(self.address(), self.length);
-        self.memory.0.device.call("export as dma-buf", dma_buf)
-    }
 }
 
 impl Device {
@@ -531,7 +501,7 @@ impl Device {
     /// its allocator, and thus how it can be exported.
     ///
     /// Memory mapped in exportable pieces, such as PyTorch's expandable segments, is exported
-    /// [in pieces](Memory::export_pieces): all pieces that overlap the range. They stay
+    /// [in pieces](Memory::export_piece): all pieces that overlap the range. They stay
     /// allocated as long as the adopted memory, even if their owner unmaps them. `cuMemAlloc`
     /// memory is exported [by legacy handle](Memory::export_legacy). Other memory cannot be
     /// exported; the error names the reason.

@@ -32,6 +32,4 @@ pub struct PointerAttributes {
     pub base: u64,
     /// Length of its allocation, in bytes.
     pub length: u64,
-    /// Identifies the allocation: another allocation at the same address has another number.
-    pub buffer_id: u64,
 }

@@ -107,12 +107,6 @@ impl Pool {
         }
     }
 
-    /// Sets how many bytes of unused segments the pool keeps.
-    #[must_use]
-    pub fn max_idle(self, bytes: u64) -> Self {
-        Self { max_idle: bytes, ..self }
-    }
-
     /// The device of its memory.
     #[must_use]
     pub fn device(&self) -> &Device {
@@ -368,7 +362,7 @@ mod tests {
     #[test]
     fn blocks_return_to_their_stream_at_once_and_to_others_later() {
         let device = device();
-        let pool = Pool::new(&device).max_idle(0);
+        let pool = Pool { max_idle: 0, ..Pool::new(&device) };
         let stream = device.stream().unwrap();
         let gate = device.allocate(4).unwrap();
         stream.fill(&gate.whole(), 0).unwrap();
@@ -403,7 +397,7 @@ mod tests {
     #[test]
     fn unused_segments_are_given_back() {
         let device = device();
-        let pool = Pool::new(&device).max_idle(SEGMENT_LENGTH);
+        let pool = Pool { max_idle: SEGMENT_LENGTH, ..Pool::new(&device) };
         let stream = device.stream().unwrap();
         let point = || Some(stream.point().unwrap());
         let large = pool.take(3 * SEGMENT_LENGTH, 1).unwrap();

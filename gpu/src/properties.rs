@@ -121,12 +121,6 @@ pub struct Properties {
     pub total_memory: u64,
     /// Shareable memory comes in multiples of this, in bytes.
     pub granularity: u64,
-    /// Engines that copy while kernels run.
-    pub copy_engines: u32,
-    /// Multiprocessors.
-    pub multiprocessors: u32,
-    /// Compute capability, major and minor.
-    pub compute_capability: (u32, u32),
     /// The CUDA version of its driver, as `13.0`.
     pub driver: String,
     /// How memory can be exported from the process.
@@ -141,10 +135,7 @@ pub enum PeerAccess {
     /// They are the same device.
     Same,
     /// Directly: by NVLink or PCIe.
-    Direct {
-        /// True if atomic operations work over the link, as with NVLink.
-        atomics: bool,
-    },
+    Direct,
     /// No direct access: every byte would pass through the host.
     None,
 }

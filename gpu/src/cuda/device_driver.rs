@@ -96,12 +96,6 @@ fn properties_of(context: &Context) -> Result<Properties> {
         numa_node: numa_node(pci),
         total_memory: total as u64,
         granularity: memory_driver::granularity(context)?,
-        copy_engines: number(Attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT)?,
-        multiprocessors: number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-        compute_capability: (
-            number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-        ),
         driver: library::version_text(version),
         handle_types: HandleTypes {
             file_descriptor: has(
@@ -163,13 +157,12 @@ impl DeviceDriver for Device {
     }
 
     fn peer_access(&self, peer: u32) -> Result<PeerAccess> {
-        const NATIVE_ATOMIC_SUPPORTED: u32 = 3;
         let operation = "query peer access";
         if peer == self.context.number {
             return Ok(PeerAccess::Same);
         }
         let functions = self.context.functions;
-        let (mut can, mut atomics, mut other) = (0, 0, 0);
+        let (mut can, mut other) = (0, 0);
         // SAFETY: valid numbers.
         unsafe {
             let code = (functions.device_get)(&raw mut other, peer as c_int);
@@ -177,14 +170,8 @@ impl DeviceDriver for Device {
             let own = self.context.device;
             let code = (functions.device_can_access_peer)(&raw mut can, own, other);
             self.context.check(operation, code)?;
-            let get = functions.device_peer_attribute;
-            // Optional: a driver without this attribute reports none.
-            let _ = get(&raw mut atomics, NATIVE_ATOMIC_SUPPORTED, own, other);
         }
-        Ok(match can {
-            0 => PeerAccess::None,
-            _ => PeerAccess::Direct { atomics: atomics != 0 },
-        })
+        Ok(if can == 0 { PeerAccess::None } else { PeerAccess::Direct })
     }
 
     fn enable_peer(&self, peer: u32) -> Result<()> {

@@ -68,7 +68,6 @@ functions! {
     device_total_memory = "cuDeviceTotalMem_v2": fn(*mut usize, c_int);
     context_state = "cuDevicePrimaryCtxGetState": fn(c_int, *mut c_uint, *mut c_int);
     device_can_access_peer = "cuDeviceCanAccessPeer": fn(*mut c_int, c_int, c_int);
-    device_peer_attribute = "cuDeviceGetP2PAttribute": fn(*mut c_int, c_uint, c_int, c_int);
 
     context_retain = "cuDevicePrimaryCtxRetain": fn(*mut sys::CUcontext, c_int);
     context_release = "cuDevicePrimaryCtxRelease_v2": fn(c_int);

@@ -298,7 +298,6 @@ pub(super) fn attributes(context: &Context, address: Address) -> Result<PointerA
     let wanted = [
         Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
         Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-        Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID,
         Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
         Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
         Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
@@ -307,7 +306,7 @@ pub(super) fn attributes(context: &Context, address: Address) -> Result<PointerA
     ];
     let (code, found) = pointer_attributes(&functions, wanted, address);
     context.check(operation, code)?;
-    let [memory_type, ordinal, buffer_id, is_managed, base, length, handle_types, pool] = found;
+    let [memory_type, ordinal, is_managed, base, length, handle_types, pool] = found;
     if memory_type == 0 {
         let detail = format!("the driver has no allocation at {address:#x}");
         return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
@@ -324,7 +323,7 @@ pub(super) fn attributes(context: &Context, address: Address) -> Result<PointerA
         Allocator::Plain
     };
     let device = (allocator != Allocator::Host).then(|| DeviceName::cuda(ordinal as u32));
-    Ok(PointerAttributes { device, allocator, base, length, buffer_id })
+    Ok(PointerAttributes { device, allocator, base, length })
 }
 
 /// Is physical memory mapped here, by any library?

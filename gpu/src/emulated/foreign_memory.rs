@@ -20,8 +20,8 @@ use crate::pointer_attributes::Allocator;
 /// let device = Device::open("emulated:0".parse()?)?;
 /// // SAFETY: inside of the segment, which the tensor keeps alive.
 /// let tensor = unsafe { device.adopt(address, length, segment)? };
-/// let exported = tensor.export_pieces()?;
-/// assert_eq!((exported.pieces.len(), exported.offset), (2, 1 << 20));
+/// let exported = tensor.pieces()?;
+/// assert_eq!((exported.lengths.len(), exported.offset), (2, 1 << 20));
 /// # Ok::<(), gpu::Error>(())
 /// ```
 #[derive(Debug)]

@@ -6,7 +6,6 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use threads::lock;
@@ -19,7 +18,6 @@ use crate::pointer_attributes::{Allocator, PointerAttributes};
 
 /// The known addresses of this process.
 static ALLOCATIONS: Mutex<BTreeMap<u64, KnownAllocation>> = Mutex::new(BTreeMap::new());
-static NEXT_BUFFER: AtomicU64 = AtomicU64::new(1);
 
 struct KnownAllocation {
     attributes: PointerAttributes,
@@ -29,9 +27,8 @@ struct KnownAllocation {
 
 impl KnownAllocation {
     fn new(device: Option<u32>, allocator: Allocator, base: u64, length: u64) -> Self {
-        let buffer_id = NEXT_BUFFER.fetch_add(1, Ordering::Relaxed);
         let device = device.map(DeviceName::emulated);
-        let attributes = PointerAttributes { device, allocator, base, length, buffer_id };
+        let attributes = PointerAttributes { device, allocator, base, length };
         Self { attributes, physical: None }
     }
 

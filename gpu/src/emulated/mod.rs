@@ -127,9 +127,6 @@ impl Device {
             numa_node: None,
             total_memory: TOTAL,
             granularity: GRANULARITY,
-            copy_engines: 1,
-            multiprocessors: 0,
-            compute_capability: (0, 0),
             driver: env!("CARGO_PKG_VERSION").to_owned(),
             handle_types: HandleTypes { file_descriptor: true, ..HandleTypes::default() },
             // The most demanding kind of a device: nothing is visible before a flush.
@@ -173,7 +170,7 @@ impl DeviceDriver for Device {
         } else if are_apart(peer) || are_apart(self.number) {
             PeerAccess::None
         } else {
-            PeerAccess::Direct { atomics: true }
+            PeerAccess::Direct
         })
     }
 

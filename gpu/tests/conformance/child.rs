@@ -117,7 +117,9 @@ fn enter(words: &[&str]) {
 
 /// Memory of one piece.
 pub fn imported(device: &Device, piece: &OwnedFd, length: u64) -> gpu::Result<Memory> {
-    device.import_pieces(&[(piece.as_fd(), length)], length)
+    let importer = device.importer(length)?;
+    importer.add(piece.as_fd(), length)?;
+    importer.finish(0, length)
 }
 
 /// Finds seed 1 in the memory, and writes seed 2.

@@ -69,7 +69,7 @@ WORKS(cuMemImportFromShareableHandle) WORKS(cuMemGetAllocationPropertiesFromHand
 WORKS(cuMemAddressFree) WORKS(cuMemMap) WORKS(cuMemUnmap) WORKS(cuMemSetAccess) WORKS(cuMemGetHandleForAddressRange)
 WORKS(cuMemAddressReserve) WORKS(cuMemCreate) WORKS(cuIpcGetMemHandle) WORKS(cuIpcOpenMemHandle_v2)
 WORKS(cuIpcCloseMemHandle) WORKS(cuPointerGetAttributes) WORKS(cuStreamWaitEvent) WORKS(cuStreamWriteValue32_v2)
-WORKS(cuStreamWaitValue32_v2) WORKS(cuEventRecord) WORKS(cuDeviceCanAccessPeer) WORKS(cuDeviceGetP2PAttribute)
+WORKS(cuStreamWaitValue32_v2) WORKS(cuEventRecord) WORKS(cuDeviceCanAccessPeer)
 WORKS_UNCAPTURED(cuMemHostUnregister) WORKS_UNCAPTURED(cuEventDestroy_v2) WORKS_UNCAPTURED(cuStreamDestroy_v2)
 
 static code text(const char **place) {

@@ -45,7 +45,7 @@ impl Devices {
         let found = open.iter().map(|device| {
             let properties = device.properties();
             let reaches = |other: &&Device| {
-                matches!(device.peer_access(other), Ok(PeerAccess::Direct { .. }))
+                matches!(device.peer_access(other.name()), Ok(PeerAccess::Direct))
             };
             let types = properties.handle_types;
             let handle_types = [

@@ -206,7 +206,7 @@ fn device_access(
         (Some(device), Some(Some(name))) => {
             if device.name().implementation != name.implementation {
                 DeviceAccess::Foreign
-            } else if device.peer_access_to(name).during(JOIN)? == PeerAccess::None {
+            } else if device.peer_access(name).during(JOIN)? == PeerAccess::None {
                 DeviceAccess::None
             } else {
                 DeviceAccess::Direct

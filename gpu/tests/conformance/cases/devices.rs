@@ -14,7 +14,7 @@ pub fn properties_are_plausible(fixture: &Fixture) -> Result<(), Skip> {
         let free = device.free_memory().unwrap();
         assert!(free > 0 && free <= properties.total_memory);
         assert!(properties.handle_types.file_descriptor);
-        assert_eq!(device.peer_access(device).unwrap(), PeerAccess::Same);
+        assert_eq!(device.peer_access(device.name()).unwrap(), PeerAccess::Same);
         println!("{}: {properties:?}", device.name());
     }
     if let Some(other) = &fixture.second {
@@ -90,7 +90,7 @@ pub fn handles_fail_in_a_forked_child(fixture: &Fixture) -> Result<(), Skip> {
             fixture.first.stream().map(drop),
             fixture.stream.fill(&memory.whole(), 1),
             fixture.stream.synchronize(gpu::DEFAULT_TIMEOUT),
-            memory.export_pieces().map(drop),
+            memory.export_piece(0).map(drop),
             // With CUDA, opening a device again fails, too: the parent initialised the driver.
             if fixture.is_emulated() {
                 fixture.stream.is_done().map(drop)

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::fmt::Debug;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use gpu::emulated::ForeignMemory;
 use gpu::{Allocator, DEFAULT_TIMEOUT, Device, ErrorKind, Memory};
@@ -33,6 +33,11 @@ fn tensor(fixture: &Fixture, granules: &[u64], offset: u64, length: u64) -> Memo
     unsafe { fixture.first.adopt(address + offset, length, owner) }.unwrap()
 }
 
+/// All pieces of memory.
+fn export_all(memory: &Memory) -> gpu::Result<Vec<(OwnedFd, u64)>> {
+    (0..memory.pieces()?.lengths.len()).map(|number| memory.export_piece(number)).collect()
+}
+
 pub fn foreign_pieces_are_shared_with_another_process(fixture: &Fixture) -> Result<(), Skip> {
     let granule = fixture.first.properties().granularity;
     let granules = [1, 2, 1, 3, 1];
@@ -48,14 +53,13 @@ pub fn foreign_pieces_are_shared_with_another_process(fixture: &Fixture) -> Resu
         assert_eq!(memory.device(), Some(fixture.first.name()));
         fixture.fill(&memory.whole(), 1);
         let lengths: Vec<_> = lengths.iter().map(|count| count * granule).collect();
-        let exported = memory.export_pieces().unwrap();
-        let found: Vec<_> = exported.pieces.iter().map(|(_, length)| *length).collect();
-        assert_eq!(found, lengths);
         let pieces = memory.pieces().unwrap();
-        assert_eq!((pieces.offset, &pieces.lengths), (exported.offset, &lengths));
-        let descriptors: Vec<_> =
-            exported.pieces.iter().map(|(descriptor, _)| descriptor).collect();
-        let numbers = [exported.offset, length].into_iter().chain(lengths);
+        assert_eq!(pieces.lengths, lengths);
+        let (descriptors, found): (Vec<_>, Vec<_>) =
+            export_all(&memory).unwrap().into_iter().unzip();
+        assert_eq!(found, lengths);
+        let descriptors: Vec<_> = descriptors.iter().collect();
+        let numbers = [pieces.offset, length].into_iter().chain(lengths);
         let arguments: Vec<_> = numbers.map(|number| number.to_string()).collect();
         let mut child = Child::start("import-pieces", &descriptors, &arguments);
         assert_eq!(child.line(), "ready");
@@ -74,13 +78,13 @@ pub fn foreign_pieces_outlive_their_owner(fixture: &Fixture) -> Result<(), Skip>
     let free = fixture.first.free_memory().unwrap();
     drop(owner);
     assert_eq!(fixture.first.free_memory().unwrap(), free, "its pieces are retained");
-    let exported = memory.export_pieces().unwrap();
+    let (pieces, exported) = (memory.pieces().unwrap(), export_all(&memory).unwrap());
     drop(memory);
     let importer = fixture.first.importer(3 * granule).unwrap();
-    for (descriptor, length) in exported.pieces {
+    for (descriptor, length) in exported {
         importer.add(descriptor.as_fd(), length).unwrap();
     }
-    let same = importer.finish(exported.offset, 2 * granule).unwrap();
+    let same = importer.finish(pieces.offset, 2 * granule).unwrap();
     fixture.check(&same.whole(), 1);
     drop(same);
     assert!(fixture.first.free_memory().unwrap() >= free + 3 * granule, "the pieces are released");
@@ -107,15 +111,18 @@ pub fn memory_pieces_are_imported_one_at_a_time(fixture: &Fixture) -> Result<(),
     fixture.check(&same.slice(length - granule, granule).unwrap(), 1);
     assert_eq!(same.pieces().unwrap(), pieces);
     // Imported memory can be exported again, if the driver allows it.
-    let again = match same.export_pieces() {
+    let again = match export_all(&same) {
         Ok(again) => again,
         Err(error) => {
             assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
             return Ok(());
         }
     };
-    let borrowed: Vec<_> = again.pieces.iter().map(|(fd, length)| (fd.as_fd(), *length)).collect();
-    let third = fixture.first.import_pieces(&borrowed, offset + length).unwrap();
+    let importer = fixture.first.importer(count * granule).unwrap();
+    for (descriptor, length) in again {
+        importer.add(descriptor.as_fd(), length).unwrap();
+    }
+    let third = importer.finish(0, offset + length).unwrap();
     drop((memory, same));
     fixture.check(&third.slice(offset + length - granule, granule).unwrap(), 1);
     Ok(())
@@ -167,7 +174,7 @@ pub fn unexportable_foreign_memory_reports_the_reason(fixture: &Fixture) -> Resu
     let part = unsafe { fixture.first.adopt(plain.address() + 4096, 8192, plain.clone()) }.unwrap();
     fixture.fill(&part.whole(), 1);
     fixture.check(&plain.slice(4096, 8192).unwrap(), 1);
-    let error = part.export_pieces().unwrap_err();
+    let error = part.export_piece(0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotSupported);
     assert!(error.to_string().contains("legacy handle"), "{error}");
     if fixture.first.properties().handle_types.legacy {
@@ -175,7 +182,7 @@ pub fn unexportable_foreign_memory_reports_the_reason(fixture: &Fixture) -> Resu
     }
     // Memory that was not looked up. SAFETY: the same.
     let part = unsafe { Memory::foreign(&fixture.first, plain.address(), 8192, plain.clone()) };
-    let error = part.export_pieces().unwrap_err();
+    let error = part.export_piece(0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotSupported);
     assert!(error.to_string().contains("adopt"), "{error}");
     if !fixture.is_emulated() {
@@ -196,7 +203,6 @@ pub fn unexportable_foreign_memory_reports_the_reason(fixture: &Fixture) -> Resu
         fixture.fill(&memory.slice(granule - 100, 1000).unwrap(), 1);
         fixture.check(&memory.slice(granule - 100, 1000).unwrap(), 1);
         for error in [
-            memory.export_pieces().unwrap_err(),
             memory.export_piece(0).unwrap_err(),
             memory.pieces().unwrap_err(),
             memory.export_legacy().unwrap_err(),

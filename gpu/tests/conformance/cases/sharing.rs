@@ -164,7 +164,7 @@ pub fn imported_memory_reports_the_device_of_its_pieces(fixture: &Fixture) -> Re
 
 pub fn only_shareable_memory_is_exported(fixture: &Fixture) -> Result<(), Skip> {
     let plain = fixture.first.allocate(4096).unwrap();
-    assert_eq!(plain.export_pieces().unwrap_err().kind(), ErrorKind::NotSupported);
+    assert_eq!(plain.export_piece(0).unwrap_err().kind(), ErrorKind::NotSupported);
     let shared = fixture.first.allocate_shared(4096, &[]).unwrap();
     assert_eq!(shared.export_legacy().unwrap_err().kind(), ErrorKind::NotSupported);
     Ok(())
