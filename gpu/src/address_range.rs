@@ -83,11 +83,11 @@ impl AddressRange {
         let driver = self.device.driver(operation)?;
         let length = rounded(&self.device, operation, length)?;
         let mut pieces = lock(&self.pieces);
-        let charged = self.device.charge(operation, length)?;
-        let physical = driver.create(length)?;
-        self.map(&mut pieces, physical, length, self.device.name().number, true)?;
-        std::mem::forget(charged);
-        Ok(())
+        self.device.charges().charge(operation, length)?;
+        let created = driver.create(length).and_then(|physical| {
+            self.map(&mut pieces, physical, length, self.device.name().number, true)
+        });
+        created.inspect_err(|_| self.device.charges().give_back(length))
     }
 
     /// Maps another process's memory behind the last piece. Returns the end of the new piece.
@@ -194,7 +194,7 @@ impl Drop for AddressRange {
                 let _ = unsafe { raw.unmap(piece.offset, piece.length) };
             }
             if piece.is_charged {
-                self.device.discharge(piece.length);
+                self.device.charges().give_back(piece.length);
             }
         }
     }

@@ -450,15 +450,9 @@ impl Device {
         self.0.fork_generation.is_current()
     }
 
-    /// Charges memory to the budget, or refuses with the numbers.
-    pub(crate) fn charge(&self, operation: &'static str, length: u64) -> Result<Charge<'_>> {
-        self.0.budget.charge(operation, length)?;
-        Ok(Charge { device: self, length })
-    }
-
-    /// Ends the charge of memory that was freed.
-    pub(crate) fn discharge(&self, length: u64) {
-        self.0.budget.give_back(length);
+    /// The budget, to which allocated memory is charged.
+    pub(crate) fn charges(&self) -> &Budget {
+        &self.0.budget
     }
 
     /// Frees memory now if no stream waits, otherwise later.
@@ -482,17 +476,5 @@ impl Device {
     /// The legacy handles that are open for this device.
     pub(crate) fn legacy_table(&self) -> MutexGuard<'_, Table> {
         lock(&self.0.legacy)
-    }
-}
-
-/// Returns the charge to the budget on drop: forgotten when the operation succeeded.
-pub(crate) struct Charge<'a> {
-    device: &'a Device,
-    length: u64,
-}
-
-impl Drop for Charge<'_> {
-    fn drop(&mut self) {
-        self.device.discharge(self.length);
     }
 }

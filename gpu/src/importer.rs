@@ -88,6 +88,6 @@ impl Device {
     /// If the addresses cannot be reserved.
     pub fn importer(&self, total: u64) -> Result<Importer> {
         let address_range = AddressRange::reserve(self, total, &[])?;
-        Ok(Importer { memory: Memory::of_address_range(self, self.name(), address_range, (0, 0)) })
+        Ok(Importer { memory: Memory::of_address_range(self, address_range, 0) })
     }
 }

@@ -121,15 +121,14 @@ impl Memory {
         Self(Arc::new(MemoryInner { device: device.clone(), resident, address, length, kind }))
     }
 
-    /// A part of a range of addresses with mapped memory.
+    /// The first bytes of a range of addresses with mapped memory.
     pub(crate) fn of_address_range(
         device: &Device,
-        resident: DeviceName,
         address_range: AddressRange,
-        (offset, length): (u64, u64),
+        length: u64,
     ) -> Self {
-        let address = address_range.address() + offset;
-        Self::new(device, Some(resident), address, length, Kind::AddressRange(address_range))
+        let (address, resident) = (address_range.address(), Some(device.name()));
+        Self::new(device, resident, address, length, Kind::AddressRange(address_range))
     }
 
     pub(crate) fn address_range(&self) -> Option<&AddressRange> {
@@ -467,9 +466,9 @@ impl Device {
         if let Some(address) = self.deferred_frees().take_plain(length) {
             return Ok(Memory::new(self, Some(self.name()), address, length, plain()));
         }
-        let charged = self.charge(operation, length).map_err(on)?;
-        let address = driver.allocate(length).map_err(on)?;
-        std::mem::forget(charged);
+        self.charges().charge(operation, length).map_err(on)?;
+        let allocated = driver.allocate(length);
+        let address = allocated.inspect_err(|_| self.charges().give_back(length)).map_err(on)?;
         Ok(Memory::new(self, Some(self.name()), address, length, plain()))
     }
 
@@ -483,7 +482,7 @@ impl Device {
     pub fn allocate_shared(&self, length: u64, peers: &[DeviceName]) -> Result<Memory> {
         let address_range = AddressRange::reserve(self, length, peers)?;
         address_range.create(length).map_err(|error| error.on(self.name()))?;
-        Ok(Memory::of_address_range(self, self.name(), address_range, (0, length)))
+        Ok(Memory::of_address_range(self, address_range, length))
     }
 
     /// Allocates shared memory in pieces of these lengths, to match the pieces of other libraries.
@@ -494,7 +493,7 @@ impl Device {
     pub fn allocate_pieces(&self, lengths: &[u64]) -> Result<Memory> {
         let address_range = AddressRange::reserve(self, lengths.iter().sum(), &[])?;
         lengths.iter().try_for_each(|length| address_range.create(*length))?;
-        Ok(Memory::of_address_range(self, self.name(), address_range, (0, lengths.iter().sum())))
+        Ok(Memory::of_address_range(self, address_range, lengths.iter().sum()))
     }
 
     /// Adopts memory of another library, such as a framework's tensor: queries the driver for
