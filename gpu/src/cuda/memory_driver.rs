@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use cudarc::driver::sys;
 use threads::lock;
@@ -349,50 +349,16 @@ pub(super) struct PinnedBlock {
     length: usize,
 }
 
-/// Unused blocks, for the next requests of the same length. The driver frees such memory only
-/// when the whole device is idle. If a stream waits for another process, that can take long; if
-/// that process waits for this one, for ever.
-#[derive(Debug, Default)]
-pub(super) struct PinnedBufferPool(Mutex<Vec<(usize, u64)>>);
-
-impl PinnedBufferPool {
-    fn take(&self, length: usize) -> Option<u64> {
-        let mut all = lock(&self.0);
-        let found = all.iter().position(|(of, _)| *of == length)?;
-        Some(all.swap_remove(found).1)
+/// Frees the unused blocks and accumulators, at the end of a context.
+pub(super) fn free_spare(context: &Context) {
+    for (_, address) in std::mem::take(&mut *lock(&context.spare_blocks)) {
+        // SAFETY: owned, and no operation on it is left.
+        let _ = context.call("free host memory", |functions| unsafe {
+            (functions.host_free)(address as *mut c_void)
+        });
     }
-
-    /// Called at the end of a context.
-    pub(super) fn free(self, context: &Context) {
-        let all = std::mem::take(&mut *lock(&self.0));
-        for (_, address) in all {
-            // SAFETY: owned, and no operation on it is left.
-            let _ = context.call("free host memory", |functions| unsafe {
-                (functions.host_free)(address as *mut c_void)
-            });
-        }
-    }
-}
-
-/// Result words of streams that were dropped while another stream waited, for new streams.
-#[derive(Debug, Default)]
-pub(super) struct AccumulatorPool(Mutex<Vec<Address>>);
-
-impl AccumulatorPool {
-    pub(super) fn take(&self, context: &Context) -> Result<Address> {
-        let spare = lock(&self.0).pop();
-        spare.map_or_else(|| allocate(context, 8), Ok)
-    }
-
-    pub(super) fn put_back(&self, address: Address) {
-        lock(&self.0).push(address);
-    }
-
-    /// Called at the end of a context.
-    pub(super) fn free(self, context: &Context) {
-        for address in std::mem::take(&mut *lock(&self.0)) {
-            free_accumulator(context, address);
-        }
+    for address in std::mem::take(&mut *lock(&context.spare_accumulators)) {
+        free_accumulator(context, address);
     }
 }
 
@@ -406,8 +372,8 @@ impl PinnedBlock {
         const PORTABLE: u32 = 1;
         let operation = "allocate host memory";
         let functions = context.make_current(operation)?;
-        let spare = context.pinned_buffers.take(length);
-        let address = spare.map_or_else(
+        let spare = lock(&context.spare_blocks).extract_if(.., |spare| spare.0 == length).next();
+        let address = spare.map(|(_, address)| address).map_or_else(
             || {
                 let mut out = ptr::null_mut();
                 // SAFETY: space for an address.
@@ -428,6 +394,6 @@ impl PinnedBuffer for PinnedBlock {
 
 impl Drop for PinnedBlock {
     fn drop(&mut self) {
-        lock(&self.context.pinned_buffers.0).push((self.length, self.address));
+        lock(&self.context.spare_blocks).push((self.length, self.address));
     }
 }

@@ -10,15 +10,14 @@ mod stream_driver;
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use cudarc::driver::sys;
 
 use self::kernels::Kernels;
 use self::library::{
-    CONTEXT_DESTROYED, Code, DEINITIALIZED, Functions, INVALID_CONTEXT, NOT_READY,
+    Address, CONTEXT_DESTROYED, Code, DEINITIALIZED, Functions, INVALID_CONTEXT, NOT_READY,
 };
-use self::memory_driver::{AccumulatorPool, PinnedBufferPool};
 use crate::device_name::{DeviceName, Implementation};
 use crate::error::{Error, ErrorKind, Result};
 use crate::stream_waits::any_stream_waits;
@@ -34,8 +33,12 @@ struct Context {
     device: c_int,
     raw: sys::CUcontext,
     kernels: Kernels,
-    pinned_buffers: PinnedBufferPool,
-    accumulators: AccumulatorPool,
+    /// Unused pinned blocks and their lengths, for the next requests of the same length. The driver
+    /// frees such memory only when the whole device is idle. If a stream waits for another process,
+    /// that can take long; if that process waits for this one, for ever.
+    spare_blocks: Mutex<Vec<(usize, Address)>>,
+    /// Result words of streams that were dropped while another stream waited, for new streams.
+    spare_accumulators: Mutex<Vec<Address>>,
     /// Of [`memory_driver::handle_types`].
     handle_types: OnceLock<u32>,
     /// Another library destroyed the context, or the driver shut down: no object of it is used
@@ -73,8 +76,8 @@ impl Context {
             device,
             raw,
             kernels: Kernels::default(),
-            pinned_buffers: PinnedBufferPool::default(),
-            accumulators: AccumulatorPool::default(),
+            spare_blocks: Mutex::default(),
+            spare_accumulators: Mutex::default(),
             handle_types: OnceLock::new(),
             is_destroyed: AtomicBool::new(false),
         }))
@@ -188,8 +191,7 @@ impl Drop for Context {
             return;
         }
         std::mem::take(&mut self.kernels).unload(self);
-        std::mem::take(&mut self.pinned_buffers).free(self);
-        std::mem::take(&mut self.accumulators).free(self);
+        memory_driver::free_spare(self);
         if self.is_destroyed.load(Ordering::Relaxed) {
             return;
         }

@@ -6,10 +6,12 @@ use std::ptr;
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys;
+use threads::lock;
 
 use super::Context;
 use super::kernels::{Kernel, checksum_launch, copy_launch};
 use super::library::Address;
+use super::memory_driver;
 use crate::device_name::Implementation;
 use crate::driver::{self, EventDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
@@ -72,7 +74,8 @@ impl Stream {
         if let Some(address) = self.accumulator.get() {
             return Ok(*address);
         }
-        let made = self.context.accumulators.take(&self.context)?;
+        let spare = lock(&self.context.spare_accumulators).pop();
+        let made = spare.map_or_else(|| memory_driver::allocate(&self.context, 8), Ok)?;
         // Under the lock of the stream that this belongs to: no other thread set it in between.
         Ok(*self.accumulator.get_or_init(|| made))
     }
@@ -87,9 +90,9 @@ impl Drop for Stream {
             });
         }
         if let Some(accumulator) = self.accumulator.take() {
-            let free = || super::memory_driver::free_accumulator(&self.context, accumulator);
+            let free = || memory_driver::free_accumulator(&self.context, accumulator);
             if !if_no_stream_waits(Implementation::Cuda, free) {
-                self.context.accumulators.put_back(accumulator);
+                lock(&self.context.spare_accumulators).push(accumulator);
             }
         }
     }
@@ -116,11 +119,10 @@ impl StreamDriver for Stream {
         })
     }
 
-    unsafe fn checksum(&self, from: u64, length: u64, result: u64) -> Result<()> {
+    unsafe fn checksum(&self, mut from: u64, mut length: u64, result: u64) -> Result<()> {
         let operation = "checksum";
         let functions = self.context.make_current(operation)?;
         let mut accumulator = self.accumulator()?;
-        let (mut from, mut length) = (from, length);
         let what = (Kernel::Checksum, checksum_launch(length));
         let mut arguments = [
             (&raw mut from).cast::<c_void>(),
@@ -137,13 +139,12 @@ impl StreamDriver for Stream {
         }
     }
 
-    unsafe fn copy_list(&self, list: u64, count: u32, bytes: u64) -> Result<()> {
+    unsafe fn copy_list(&self, mut list: u64, mut count: u32, bytes: u64) -> Result<()> {
         if count == 0 {
             return Ok(());
         }
         let functions = self.context.make_current("copy list")?;
         let (config, mut lanes) = copy_launch(count, bytes);
-        let (mut list, mut count) = (list, count);
         let mut arguments =
             [(&raw mut list).cast::<c_void>(), (&raw mut count).cast(), (&raw mut lanes).cast()];
         let what = (Kernel::CopyList, config);
