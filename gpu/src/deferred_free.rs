@@ -75,34 +75,30 @@ impl DeferredFrees {
 
     /// Deferred memory of this length, for reuse.
     pub(crate) fn take_plain(&self, wanted: u64) -> Option<u64> {
-        self.take(|deferred_free| match deferred_free {
-            DeferredFree::Plain { address, length, is_private: true } if *length == wanted => {
-                Some(*address)
-            }
-            _ => None,
-        })
-        .map(|(address, _)| address)
+        let taken = self.take(|deferred_free| match deferred_free {
+            DeferredFree::Plain { length, is_private, .. } => *is_private && *length == wanted,
+            _ => false,
+        });
+        if let DeferredFree::Plain { address, .. } = taken? { Some(address) } else { None }
     }
 
     /// Takes the registration of exactly this host range, if it is still deferred. Returns its
     /// previous owner, which may be dropped when the range has a new one.
     pub(crate) fn take_host(&self, range: (u64, u64)) -> Option<DeferredFree> {
         self.take(|deferred_free| match deferred_free {
-            DeferredFree::Host { address, length, .. } if (*address, *length) == range => Some(()),
-            _ => None,
+            DeferredFree::Host { address, length, .. } => (*address, *length) == range,
+            _ => false,
         })
-        .map(|((), deferred_free)| deferred_free)
     }
 
-    fn take<T>(&self, is_wanted: impl Fn(&DeferredFree) -> Option<T>) -> Option<(T, DeferredFree)> {
+    fn take(&self, is_wanted: impl Fn(&DeferredFree) -> bool) -> Option<DeferredFree> {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
         let mut all = lock(&self.all);
-        let found = all.iter().enumerate().find_map(|(at, one)| Some((at, is_wanted(one)?)));
-        let (at, found) = found?;
+        let at = all.iter().position(is_wanted)?;
         let deferred_free = all.swap_remove(at);
         self.count.fetch_sub(1, Ordering::AcqRel);
-        Some((found, deferred_free))
+        Some(deferred_free)
     }
 }

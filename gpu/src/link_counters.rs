@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_int, c_longlong, c_uint, c_void};
+use std::ptr;
 use std::sync::OnceLock;
 
 use libloading::Library;
@@ -56,17 +57,9 @@ impl LinkBytes {
 pub struct LinkCounters {
     name: DeviceName,
     library: &'static Nvml,
-    handle: Handle,
+    /// The library's handle: opaque, and usable from any thread.
+    handle: usize,
 }
-
-/// The library's handle: opaque, and usable from any thread.
-#[derive(Debug, Clone, Copy)]
-struct Handle(*mut c_void);
-
-// SAFETY: the library's handles may be used from any thread.
-unsafe impl Send for Handle {}
-// SAFETY: the same.
-unsafe impl Sync for Handle {}
 
 type Code = u32;
 const NOT_SUPPORTED: Code = 3;
@@ -148,11 +141,11 @@ impl LinkCounters {
         let uuid = CString::new(uuid).map_err(|_| {
             Error::new(OPERATION, ErrorKind::InvalidArgument, "a zero in the UUID").on(name)
         })?;
-        let mut handle = std::ptr::null_mut();
+        let mut handle: *mut c_void = ptr::null_mut();
         // SAFETY: a zero-terminated text, and space for a handle.
         check(unsafe { (library.handle_by_uuid)(uuid.as_ptr(), &raw mut handle) })
             .map_err(|error| error.on(name))?;
-        Ok(Self { name, library, handle: Handle(handle) })
+        Ok(Self { name, library, handle: handle.expose_provenance() })
     }
 
     /// The current values.
@@ -189,7 +182,8 @@ impl LinkCounters {
         // SAFETY: as many fields as the count says.
         let code = unsafe {
             let count = fields.len() as c_int;
-            (self.library.field_values)(self.handle.0, count, fields.as_mut_ptr())
+            let handle = ptr::with_exposed_provenance_mut(self.handle);
+            (self.library.field_values)(handle, count, fields.as_mut_ptr())
         };
         check(code).map_err(|error| error.on(self.name))?;
         Ok(fields.map(Field::as_integer))

@@ -155,13 +155,10 @@ impl Pool {
             return Err(Error::new(ALLOCATE, ErrorKind::InvalidArgument, detail));
         };
         let mut state = lock(&self.state);
-        let found = match state.take_of_stream(length, stream, follow) {
-            Some(block) => Some(block),
-            None => {
-                self.collect(&mut state);
-                state.take(length)
-            }
-        };
+        let found = state.take_of_stream(length, stream, follow).or_else(|| {
+            self.collect(&mut state);
+            state.take(length)
+        });
         let address = match found {
             Some(address) => address,
             None => self.grow(&mut state, length)?,

@@ -80,6 +80,15 @@ impl State {
         )
     }
 
+    /// An error if the fault is switched on.
+    fn check(&self, fault: Fault, operation: &'static str, refused: &str) -> Result<()> {
+        if self.faults.has(fault) {
+            let detail = format!("injected fault: {refused} are refused");
+            return Err(Error::new(operation, ErrorKind::Other, detail));
+        }
+        Ok(())
+    }
+
     fn give_back(&self, length: u64) {
         self.used.fetch_sub(length, Ordering::Relaxed);
     }
@@ -237,10 +246,7 @@ impl DeviceDriver for Device {
     }
 
     fn flush_remote_writes(&self) -> Result<()> {
-        if self.state().faults.has(Fault::Flushes) {
-            let detail = "injected fault: flushes are refused";
-            return Err(Error::new("flush remote writes", ErrorKind::Other, detail));
-        }
+        self.state().check(Fault::Flushes, "flush remote writes", "flushes")?;
         self.state().flushes.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -293,10 +299,7 @@ impl DeviceDriver for Device {
     }
 
     fn is_event_done(&self, event: &dyn EventDriver) -> Result<bool> {
-        if self.state().faults.has(Fault::Points) {
-            let detail = "injected fault: event queries are refused";
-            return Err(Error::new("query event", ErrorKind::Other, detail));
-        }
+        self.state().check(Fault::Points, "query event", "event queries")?;
         event.is_done()
     }
 }

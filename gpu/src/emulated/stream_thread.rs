@@ -133,10 +133,7 @@ impl StreamDriver for Stream {
     }
 
     unsafe fn write_word(&self, to: u64, value: u32) -> Result<()> {
-        if self.work_queue.state.faults.has(Fault::Words) {
-            let detail = "injected fault: writes of words are refused";
-            return Err(Error::new("write word", ErrorKind::Other, detail));
-        }
+        self.work_queue.state.check(Fault::Words, "write word", "writes of words")?;
         self.push(Operation::WriteWord { to, value })
     }
 
@@ -146,10 +143,7 @@ impl StreamDriver for Stream {
 
     fn record(&self, event: &dyn EventDriver) -> Result<()> {
         let event: &Event = driver::downcast("record event", event)?;
-        if self.work_queue.state.faults.has(Fault::Records) {
-            let detail = "injected fault: event records are refused";
-            return Err(Error::new("record event", ErrorKind::Other, detail));
-        }
+        self.work_queue.state.check(Fault::Records, "record event", "event records")?;
         let point = event.0.recorded.fetch_add(1, Ordering::AcqRel) + 1;
         self.push(Operation::Record { event: event.clone(), point })
     }
