@@ -13,6 +13,7 @@ use std::fmt;
 use std::panic::Location;
 use std::path::Path;
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{self, Relaxed};
 use std::time::Duration;
 
@@ -214,6 +215,9 @@ impl<'a> CrashingWords<'a> {
 impl Words for CrashingWords<'_> {
     fn count(&self) -> usize {
         self.words.count()
+    }
+    fn word(&self, _: usize) -> Option<&AtomicU64> {
+        None
     }
     fn load(&self, at: usize, order: Ordering) -> u64 {
         self.words.load(at, order)

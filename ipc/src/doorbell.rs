@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::{Duration, Instant};
 
-use crate::words::{FutexWords, LocalWords, Words};
+use crate::words::{LocalWords, Words};
 
 /// How a caller waits.
 ///
@@ -205,9 +205,7 @@ impl<W: Words> Doorbell<W> {
             }
         }
     }
-}
 
-impl<W: FutexWords> Doorbell<W> {
     /// The word that the kernel uses as the futex.
     pub(crate) fn word(&self) -> Option<&AtomicU64> {
         self.words.word(self.at)

@@ -52,4 +52,4 @@ pub use queue::{
 pub use segment::{Layout, MappedWords, ReadOnlySegment, Segment, SegmentError};
 pub use threads::ForkGeneration;
 pub use watch::{DoorbellListener, DoorbellWatcher, ListenerGuard};
-pub use words::{FutexWords, LocalWords, WordRange, Words};
+pub use words::{LocalWords, WordRange, Words};

@@ -17,11 +17,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::time::Duration;
 
 use crate::limits::{LimitReached, check_file_size};
 use crate::page_size::page_size;
-use crate::words::{FutexWords, Words, words_of_a_slice};
+use crate::words::Words;
 
 /// The layout of a segment's body: a name of at most 32 bytes, and a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -447,22 +446,23 @@ pub struct MappedWords {
     mapping: Arc<Mapping>,
 }
 
-impl MappedWords {
-    #[inline]
-    fn slice(&self) -> &[AtomicU64] {
-        self.mapping.body_words()
-    }
-}
-
 impl Words for MappedWords {
-    words_of_a_slice!();
+    #[inline]
+    fn count(&self) -> usize {
+        self.mapping.body_words().len()
+    }
+
+    #[inline]
+    fn word(&self, at: usize) -> Option<&AtomicU64> {
+        self.mapping.body_words().get(at)
+    }
 
     /// A word that is read and then written would be fetched twice: from its last writer, and
     /// again for ownership.
     #[inline]
     fn prefetch_for_write(&self, at: usize) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        if let Some(word) = self.slice().get(at) {
+        if let Some(word) = self.word(at) {
             // SAFETY: a hint, which changes neither memory nor registers, whatever the address.
             // Processors without it ignore it.
             unsafe {
@@ -475,12 +475,6 @@ impl Words for MappedWords {
         }
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
         let _ = at;
-    }
-}
-
-impl FutexWords for MappedWords {
-    fn word(&self, at: usize) -> Option<&AtomicU64> {
-        self.slice().get(at)
     }
 }
 
@@ -578,7 +572,7 @@ mod tests {
             assert_eq!(last, 2 * page / WORD - 1);
             assert_eq!(opened.words().load(0, Ordering::Acquire), 5);
             assert_eq!(opened.words().load(last, Ordering::Acquire), 6);
-            assert_eq!(opened.words().slice().as_ptr().addr(), opened.body().addr());
+            assert_eq!(opened.0.body_words().as_ptr().addr(), opened.body().addr());
             // The body does not overlap the header: the segment can still be opened.
             Segment::open(copy(&made), LAYOUT).unwrap();
         }

@@ -27,7 +27,7 @@ use threads::{ForkGeneration, lock};
 
 use crate::doorbell::{Doorbell, MAX_SLEEP};
 use crate::futex;
-use crate::words::{FutexWords, LocalWords, Words};
+use crate::words::{LocalWords, Words};
 
 /// A listener that is called when a doorbell was rung. It runs on the thread of a
 /// [`DoorbellWatcher`], which serves others, too, so it must not block.
@@ -46,7 +46,7 @@ trait AnyDoorbell: Debug + Send + Sync {
     fn ring_unconditionally(&self);
 }
 
-impl<W: FutexWords + Debug + Send + Sync> AnyDoorbell for Doorbell<W> {
+impl<W: Words + Debug + Send + Sync> AnyDoorbell for Doorbell<W> {
     fn count(&self) -> u64 {
         self.count()
     }
@@ -155,7 +155,7 @@ impl DoorbellWatcher {
         listener: Arc<dyn DoorbellListener>,
     ) -> io::Result<ListenerGuard>
     where
-        W: FutexWords + Debug + Send + Sync + 'static,
+        W: Words + Debug + Send + Sync + 'static,
     {
         let seen = doorbell.count();
         let mut registration =

@@ -9,6 +9,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::futex;
+
 /// An array of 64-bit words, which are only accessed atomically.
 ///
 /// An index beyond the end must be harmless: a load returns 0, a store does nothing. Indices
@@ -16,34 +18,72 @@ use std::time::{Duration, Instant};
 pub trait Words {
     /// The number of words.
     fn count(&self) -> usize;
+    /// A word, which the other functions access, and on which the kernel can sleep; None beyond
+    /// the end. Words of another kind return None, and implement the other functions themselves.
+    fn word(&self, at: usize) -> Option<&AtomicU64>;
     /// Loads a word.
-    fn load(&self, at: usize, order: Ordering) -> u64;
+    #[inline]
+    fn load(&self, at: usize, order: Ordering) -> u64 {
+        self.word(at).map_or(0, |word| word.load(order))
+    }
     /// Stores a word.
-    fn store(&self, at: usize, value: u64, order: Ordering);
+    #[inline]
+    fn store(&self, at: usize, value: u64, order: Ordering) {
+        if let Some(word) = self.word(at) {
+            word.store(value, order);
+        }
+    }
     /// Replaces a word that has the expected value; otherwise returns its value.
     ///
     /// # Errors
     /// The value that was found.
-    fn compare_exchange(&self, at: usize, current: u64, new: u64) -> Result<u64, u64>;
+    #[inline]
+    fn compare_exchange(&self, at: usize, current: u64, new: u64) -> Result<u64, u64> {
+        let word = self.word(at).ok_or(0_u64)?;
+        word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
+    }
     /// Replaces a word, and returns the old value.
-    fn swap(&self, at: usize, value: u64) -> u64;
+    #[inline]
+    fn swap(&self, at: usize, value: u64) -> u64 {
+        self.word(at).map_or(0, |word| word.swap(value, Ordering::AcqRel))
+    }
     /// Clears all bits but these, and returns the old value.
-    fn fetch_and(&self, at: usize, bits: u64) -> u64;
+    #[inline]
+    fn fetch_and(&self, at: usize, bits: u64) -> u64 {
+        self.word(at).map_or(0, |word| word.fetch_and(bits, Ordering::AcqRel))
+    }
     /// Sets these bits, and returns the old value.
-    fn fetch_or(&self, at: usize, bits: u64) -> u64;
+    #[inline]
+    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
+        self.word(at).map_or(0, |word| word.fetch_or(bits, Ordering::AcqRel))
+    }
     /// Adds, wrapping, and returns the old value.
-    fn fetch_add(&self, at: usize, value: u64) -> u64;
+    #[inline]
+    fn fetch_add(&self, at: usize, value: u64) -> u64 {
+        self.word(at).map_or(0, |word| word.fetch_add(value, Ordering::AcqRel))
+    }
     /// A hint that the word will be written soon, so that the processor may prefetch it. It has
     /// no other effect.
     #[inline]
     fn prefetch_for_write(&self, _at: usize) {}
     /// Sleeps while the lower half of the word is `low`, until a wake-up or the timeout. May
     /// return early.
-    fn sleep(&self, at: usize, low: u32, timeout: Duration);
+    fn sleep(&self, at: usize, low: u32, timeout: Duration) {
+        if let Some(word) = self.word(at) {
+            futex::sleep(word, low, timeout);
+        }
+    }
     /// Wakes up to this many threads that sleep on the word.
-    fn wake(&self, at: usize, how_many: u32);
+    fn wake(&self, at: usize, how_many: u32) {
+        if let Some(word) = self.word(at) {
+            futex::wake(word, how_many);
+        }
+    }
     /// A pause in a loop that waits for something imminent.
-    fn pause(&self);
+    #[inline]
+    fn pause(&self) {
+        std::hint::spin_loop();
+    }
     /// A longer pause without sleeping: about 0.2 µs for each unit of `how_long`.
     #[inline]
     fn rest(&self, how_long: u32) {
@@ -58,19 +98,15 @@ pub trait Words {
         Instant::now()
     }
     /// Orders all accesses before it against all after it, for all threads.
-    fn fence(&self);
+    #[inline]
+    fn fence(&self) {
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
     /// Orders loads before it, of any memory, against loads of words after it.
     #[inline]
     fn fence_loads(&self) {
         std::sync::atomic::fence(Ordering::Acquire);
     }
-}
-
-/// Words that the kernel can sleep on, so that a thread can wait on words of several structures
-/// at once.
-pub trait FutexWords: Words {
-    /// A word; None beyond the end.
-    fn word(&self, at: usize) -> Option<&AtomicU64>;
 }
 
 /// Some useless arithmetic. A hypervisor takes closely spaced pause instructions as a sign that
@@ -87,6 +123,10 @@ fn break_pause_sequence() {
 /// Words that forward to other words with an index shift: `$at` becomes `$place`.
 macro_rules! words_of_words {
     (|$self:ident, $at:ident| $words:expr, $place:expr) => {
+        #[inline]
+        fn word(&$self, $at: usize) -> Option<&AtomicU64> {
+            $words.word($place)
+        }
         #[inline]
         fn load(&$self, $at: usize, order: Ordering) -> u64 {
             $words.load($place, order)
@@ -183,96 +223,14 @@ impl LocalWords {
     pub fn zeroed(count: usize) -> Self {
         Self((0..count).map(|_| AtomicU64::new(0)).collect())
     }
-
-    #[inline]
-    fn slice(&self) -> &[AtomicU64] {
-        &self.0
-    }
 }
-
-/// The word operations on a slice of atomics: shared by the local kind, the mapped kind, and
-/// models of both.
-macro_rules! atomics_of_a_slice {
-    () => {
-        #[inline]
-        fn count(&self) -> usize {
-            self.slice().len()
-        }
-        #[inline]
-        fn load(&self, at: usize, order: Ordering) -> u64 {
-            self.slice().get(at).map_or(0, |word| word.load(order))
-        }
-        #[inline]
-        fn store(&self, at: usize, value: u64, order: Ordering) {
-            if let Some(word) = self.slice().get(at) {
-                word.store(value, order);
-            }
-        }
-        #[inline]
-        fn compare_exchange(
-            &self,
-            at: usize,
-            current: u64,
-            new: u64,
-        ) -> std::result::Result<u64, u64> {
-            match self.slice().get(at) {
-                Some(word) => {
-                    word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
-                }
-                None => Err(0),
-            }
-        }
-        #[inline]
-        fn swap(&self, at: usize, value: u64) -> u64 {
-            self.slice().get(at).map_or(0, |word| word.swap(value, Ordering::AcqRel))
-        }
-        #[inline]
-        fn fetch_and(&self, at: usize, bits: u64) -> u64 {
-            self.slice().get(at).map_or(0, |word| word.fetch_and(bits, Ordering::AcqRel))
-        }
-        #[inline]
-        fn fetch_or(&self, at: usize, bits: u64) -> u64 {
-            self.slice().get(at).map_or(0, |word| word.fetch_or(bits, Ordering::AcqRel))
-        }
-        #[inline]
-        fn fetch_add(&self, at: usize, value: u64) -> u64 {
-            self.slice().get(at).map_or(0, |word| word.fetch_add(value, Ordering::AcqRel))
-        }
-    };
-}
-pub(crate) use atomics_of_a_slice;
-
-/// The slice operations on atomics: shared by the local and the mapped kind.
-macro_rules! words_of_a_slice {
-    () => {
-        $crate::words::atomics_of_a_slice!();
-        fn sleep(&self, at: usize, low: u32, timeout: Duration) {
-            if let Some(word) = self.slice().get(at) {
-                $crate::futex::sleep(word, low, timeout);
-            }
-        }
-        fn wake(&self, at: usize, how_many: u32) {
-            if let Some(word) = self.slice().get(at) {
-                $crate::futex::wake(word, how_many);
-            }
-        }
-        #[inline]
-        fn pause(&self) {
-            std::hint::spin_loop();
-        }
-        #[inline]
-        fn fence(&self) {
-            std::sync::atomic::fence(Ordering::SeqCst);
-        }
-    };
-}
-pub(crate) use words_of_a_slice;
 
 impl Words for LocalWords {
-    words_of_a_slice!();
-}
-
-impl FutexWords for LocalWords {
+    #[inline]
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+    #[inline]
     fn word(&self, at: usize) -> Option<&AtomicU64> {
         self.0.get(at)
     }
@@ -307,10 +265,4 @@ impl<W: Words> Words for WordRange<W> {
         self.count
     }
     words_of_words!(|self, at| self.words, self.at(at));
-}
-
-impl<W: FutexWords> FutexWords for WordRange<W> {
-    fn word(&self, at: usize) -> Option<&AtomicU64> {
-        self.words.word(self.at(at))
-    }
 }

@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use proptest::prelude::*;
 
@@ -104,29 +104,14 @@ impl Words for SimulatedWords<'_> {
     fn count(&self) -> usize {
         self.words.count()
     }
-    fn load(&self, at: usize, order: Ordering) -> u64 {
-        self.words.load(at, order)
-    }
-    fn store(&self, at: usize, value: u64, order: Ordering) {
-        self.words.store(at, value, order);
-    }
-    fn compare_exchange(&self, at: usize, current: u64, new: u64) -> Result<u64, u64> {
-        self.words.compare_exchange(at, current, new)
-    }
-    fn swap(&self, at: usize, value: u64) -> u64 {
-        self.words.swap(at, value)
+    fn word(&self, at: usize) -> Option<&AtomicU64> {
+        self.words.word(at)
     }
     fn fetch_and(&self, at: usize, bits: u64) -> u64 {
         let was = self.words.fetch_and(at, bits);
         // A process that gives up may already have the reservation.
         self.pass(Duration::ZERO);
         was
-    }
-    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
-        self.words.fetch_or(at, bits)
-    }
-    fn fetch_add(&self, at: usize, value: u64) -> u64 {
-        self.words.fetch_add(at, value)
     }
     fn sleep(&self, _: usize, _: u32, timeout: Duration) {
         self.pass(timeout);

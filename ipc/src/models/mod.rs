@@ -18,7 +18,7 @@ use loom::sync::atomic::AtomicU64;
 use loom::sync::{Arc, Condvar, Mutex};
 
 use crate::participant::{AlwaysAlive, Caller, Participant};
-use crate::words::{LocalWords, Words, atomics_of_a_slice};
+use crate::words::{LocalWords, Words};
 
 /// The advance of the clock per read in a model: the phases of a wait end after a read or two.
 const CLOCK_STEP: Duration = Duration::from_micros(40);
@@ -122,7 +122,44 @@ impl Clone for ModelWords {
 }
 
 impl Words for ModelWords {
-    atomics_of_a_slice!();
+    fn count(&self) -> usize {
+        self.slice().len()
+    }
+
+    fn word(&self, _: usize) -> Option<&std::sync::atomic::AtomicU64> {
+        None
+    }
+
+    fn load(&self, at: usize, order: Ordering) -> u64 {
+        self.slice().get(at).map_or(0, |word| word.load(order))
+    }
+
+    fn store(&self, at: usize, value: u64, order: Ordering) {
+        if let Some(word) = self.slice().get(at) {
+            word.store(value, order);
+        }
+    }
+
+    fn compare_exchange(&self, at: usize, current: u64, new: u64) -> Result<u64, u64> {
+        let word = self.slice().get(at).ok_or(0_u64)?;
+        word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
+    }
+
+    fn swap(&self, at: usize, value: u64) -> u64 {
+        self.slice().get(at).map_or(0, |word| word.swap(value, Ordering::AcqRel))
+    }
+
+    fn fetch_and(&self, at: usize, bits: u64) -> u64 {
+        self.slice().get(at).map_or(0, |word| word.fetch_and(bits, Ordering::AcqRel))
+    }
+
+    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
+        self.slice().get(at).map_or(0, |word| word.fetch_or(bits, Ordering::AcqRel))
+    }
+
+    fn fetch_add(&self, at: usize, value: u64) -> u64 {
+        self.slice().get(at).map_or(0, |word| word.fetch_add(value, Ordering::AcqRel))
+    }
 
     /// Like the kernel: no wake-up happens between the check of the word and the sleep.
     fn sleep(&self, at: usize, low: u32, _: Duration) {

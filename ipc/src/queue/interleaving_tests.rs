@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -25,11 +25,8 @@ impl Words for InterleavedWords {
     fn count(&self) -> usize {
         self.words.count()
     }
-    fn load(&self, at: usize, order: Ordering) -> u64 {
-        self.words.load(at, order)
-    }
-    fn store(&self, at: usize, value: u64, order: Ordering) {
-        self.words.store(at, value, order);
+    fn word(&self, at: usize) -> Option<&AtomicU64> {
+        self.words.word(at)
     }
     fn compare_exchange(&self, at: usize, current: u64, new: u64) -> std::result::Result<u64, u64> {
         let act = self.acts.borrow_mut().pop_front();
@@ -37,30 +34,6 @@ impl Words for InterleavedWords {
             act();
         }
         self.words.compare_exchange(at, current, new)
-    }
-    fn swap(&self, at: usize, value: u64) -> u64 {
-        self.words.swap(at, value)
-    }
-    fn fetch_and(&self, at: usize, bits: u64) -> u64 {
-        self.words.fetch_and(at, bits)
-    }
-    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
-        self.words.fetch_or(at, bits)
-    }
-    fn fetch_add(&self, at: usize, value: u64) -> u64 {
-        self.words.fetch_add(at, value)
-    }
-    fn sleep(&self, at: usize, low: u32, timeout: Duration) {
-        self.words.sleep(at, low, timeout);
-    }
-    fn wake(&self, at: usize, how_many: u32) {
-        self.words.wake(at, how_many);
-    }
-    fn pause(&self) {
-        self.words.pause();
-    }
-    fn fence(&self) {
-        self.words.fence();
     }
 }
 
@@ -167,6 +140,9 @@ impl Words for RecordedWords {
     fn count(&self) -> usize {
         self.words.count()
     }
+    fn word(&self, at: usize) -> Option<&AtomicU64> {
+        self.words.word(at)
+    }
     fn load(&self, at: usize, order: Ordering) -> u64 {
         self.reads(at).load(at, order)
     }
@@ -187,18 +163,6 @@ impl Words for RecordedWords {
     }
     fn fetch_add(&self, at: usize, value: u64) -> u64 {
         self.writes(at).fetch_add(at, value)
-    }
-    fn sleep(&self, at: usize, low: u32, timeout: Duration) {
-        self.words.sleep(at, low, timeout);
-    }
-    fn wake(&self, at: usize, how_many: u32) {
-        self.words.wake(at, how_many);
-    }
-    fn pause(&self) {
-        self.words.pause();
-    }
-    fn fence(&self) {
-        self.words.fence();
     }
 }
 

@@ -162,42 +162,6 @@ impl Words for Shared {
     fn count(&self) -> usize {
         self.0.count()
     }
-    fn load(&self, at: usize, order: std::sync::atomic::Ordering) -> u64 {
-        self.0.load(at, order)
-    }
-    fn store(&self, at: usize, value: u64, order: std::sync::atomic::Ordering) {
-        self.0.store(at, value, order);
-    }
-    fn compare_exchange(&self, at: usize, current: u64, new: u64) -> Result<u64, u64> {
-        self.0.compare_exchange(at, current, new)
-    }
-    fn swap(&self, at: usize, value: u64) -> u64 {
-        self.0.swap(at, value)
-    }
-    fn fetch_and(&self, at: usize, bits: u64) -> u64 {
-        self.0.fetch_and(at, bits)
-    }
-    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
-        self.0.fetch_or(at, bits)
-    }
-    fn fetch_add(&self, at: usize, value: u64) -> u64 {
-        self.0.fetch_add(at, value)
-    }
-    fn sleep(&self, at: usize, low: u32, timeout: Duration) {
-        self.0.sleep(at, low, timeout);
-    }
-    fn wake(&self, at: usize, how_many: u32) {
-        self.0.wake(at, how_many);
-    }
-    fn pause(&self) {
-        self.0.pause();
-    }
-    fn fence(&self) {
-        self.0.fence();
-    }
-}
-
-impl FutexWords for Shared {
     fn word(&self, at: usize) -> Option<&AtomicU64> {
         self.0.word(at)
     }

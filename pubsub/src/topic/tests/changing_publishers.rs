@@ -1,8 +1,7 @@
 //! Publishers that are created while other processes create and drop theirs.
 
 use std::cell::Cell;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ipc::{LocalWords, Participant, Words};
 
@@ -21,42 +20,15 @@ impl Words for ChangingWords {
     fn count(&self) -> usize {
         self.words.count()
     }
+    fn word(&self, at: usize) -> Option<&AtomicU64> {
+        self.words.word(at)
+    }
     fn load(&self, at: usize, order: Ordering) -> u64 {
         // Knuth's generator MMIX.
         let multiplied = self.value.get().wrapping_mul(6_364_136_223_846_793_005);
         self.value.set(multiplied.wrapping_add(1_442_695_040_888_963_407));
         self.words.store(at, self.value.get() >> 32, Ordering::Relaxed);
         self.words.load(at, order)
-    }
-    fn store(&self, at: usize, value: u64, order: Ordering) {
-        self.words.store(at, value, order);
-    }
-    fn compare_exchange(&self, at: usize, current: u64, new: u64) -> Result<u64, u64> {
-        self.words.compare_exchange(at, current, new)
-    }
-    fn swap(&self, at: usize, value: u64) -> u64 {
-        self.words.swap(at, value)
-    }
-    fn fetch_and(&self, at: usize, bits: u64) -> u64 {
-        self.words.fetch_and(at, bits)
-    }
-    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
-        self.words.fetch_or(at, bits)
-    }
-    fn fetch_add(&self, at: usize, value: u64) -> u64 {
-        self.words.fetch_add(at, value)
-    }
-    fn sleep(&self, at: usize, low: u32, timeout: Duration) {
-        self.words.sleep(at, low, timeout);
-    }
-    fn wake(&self, at: usize, how_many: u32) {
-        self.words.wake(at, how_many);
-    }
-    fn pause(&self) {
-        self.words.pause();
-    }
-    fn fence(&self) {
-        self.words.fence();
     }
 }
 
