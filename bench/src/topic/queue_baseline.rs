@@ -65,7 +65,7 @@ impl<'a> QueueBaseline<'a> {
             let published = self.queue.publish_until(&caller, entry, &mut self.spin, end, |_| {});
             let position = published.map_err(failed)?.position;
             let is_released = || self.queue.is_released(position).then_some(());
-            let released = self.queue.wait_for_room_with(&mut self.spin, end, is_released);
+            let released = self.queue.room().wait(&mut self.spin, end, is_released);
             released.ok_or_else(|| late("readers stopped reading"))?;
             self.next += 1;
         }

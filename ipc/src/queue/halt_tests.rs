@@ -42,7 +42,9 @@ fn halted_subscription_keeps_its_entries_and_gets_no_more() {
         assert_ne!(next.index(), halted.index());
         // The last subscription that releases an entry disposes of it.
         let mut disposed = Vec::new();
-        queue.unsubscribe(&me, &other, |entry| disposed.push(entry[0])).unwrap();
+        queue
+            .end_subscription(&me, other.subscription_id(), |entry| disposed.push(entry[0]))
+            .unwrap();
         queue.remove_participant(&me, role, |entry| disposed.push(entry[0])).unwrap();
         disposed.sort_unstable();
         disposed.dedup();

@@ -75,32 +75,6 @@ pub(super) const SEQUENCE: usize = 0;
 pub(super) const DELIVERED_TO: usize = 1;
 pub(super) const PAYLOAD: usize = 2;
 
-/// Words of an entry and its metadata, in whole lines.
-const fn entry_words(entry: usize) -> usize {
-    (PAYLOAD + entry).next_multiple_of(LINE)
-}
-
-/// Upper half: subscribers that have not read it; lower half: subscribers that hold it.
-pub(super) const fn readers(entry: usize) -> usize {
-    entry_words(entry)
-}
-
-/// The position plus 1 of the last entry that its last reader disposed of: then no other
-/// process has to.
-pub(super) const fn disposed(entry: usize) -> usize {
-    entry_words(entry) + 1
-}
-
-/// The number of its entry: its position minus the skipped positions before it.
-pub(super) const fn number(entry: usize) -> usize {
-    entry_words(entry) + 2
-}
-
-/// Words of a slot.
-pub(super) const fn stride(entry: usize) -> usize {
-    entry_words(entry) + LINE
-}
-
 #[inline]
 pub(super) fn subscriber(index: u32, which: usize) -> usize {
     SUBSCRIBERS + index as usize * LINE + which

@@ -63,32 +63,24 @@ pub struct Queue<W, const E: usize> {
     fork_generation: ForkGeneration,
 }
 
-/// The policy for an entry without space.
+/// The policy for an entry without space, by its number in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OverflowPolicy {
     /// The new entry is rejected: the publisher waits, or continues without it.
-    Reject,
+    Reject = 0,
     /// The oldest entry is dropped. Its subscribers that had not read it learn how many they
     /// missed; the others miss nothing.
-    DropOldest,
+    DropOldest = 1,
     /// The new entry is rejected if no subscriber has space for it. If some have, the oldest entry
     /// is dropped as with [`DropOldest`](Self::DropOldest): slow subscribers miss it, and delay no
     /// others.
-    DropNewest,
+    DropNewest = 2,
 }
 
 impl OverflowPolicy {
     /// Can unclaimed entries be taken back from subscribers?
     fn drops(self) -> bool {
         !matches!(self, Self::Reject)
-    }
-
-    fn word(self) -> u64 {
-        match self {
-            Self::Reject => 0,
-            Self::DropOldest => 1,
-            Self::DropNewest => 2,
-        }
     }
 }
 
@@ -182,15 +174,21 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// The largest number of unread entries.
     pub const MAX_DEPTH: u32 = 1 << 20;
 
-    /// In a slot.
-    const READERS: usize = layout::readers(E);
-    const DISPOSED: usize = layout::disposed(E);
-    const NUMBER: usize = layout::number(E);
+    /// In a slot, behind the whole lines of the entry. Upper half: subscribers that have not read
+    /// it; lower half: subscribers that hold it.
+    const READERS: usize = (layout::PAYLOAD + E).next_multiple_of(layout::LINE);
+    /// The position plus 1 of the last entry that its last reader disposed of: then no other
+    /// process has to.
+    const DISPOSED: usize = Self::READERS + 1;
+    /// The number of its entry: its position minus the skipped positions before it.
+    const NUMBER: usize = Self::READERS + 2;
+    /// Words of a slot.
+    const STRIDE: usize = Self::READERS + layout::LINE;
 
     /// Number of words of such a queue.
     #[must_use]
     pub fn required_words(setup: QueueSetup) -> usize {
-        FIRST_SLOT + setup.slots() as usize * layout::stride(E)
+        FIRST_SLOT + setup.slots() as usize * Self::STRIDE
     }
 
     /// Initialises an empty queue. No other thread may use the words before this returns.
@@ -219,7 +217,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         words.store(layout::SLOTS, setup.slots(), Relaxed);
         words.store(layout::ENTRY, E as u64, Relaxed);
         words.store(layout::DEPTH, u64::from(setup.depth), Relaxed);
-        words.store(layout::OVERFLOW_POLICY, setup.overflow_policy.word(), Relaxed);
+        words.store(layout::OVERFLOW_POLICY, setup.overflow_policy as u64, Relaxed);
         words.store(layout::KIND, layout::LAYOUT, Release);
         Self::attach(words)
     }
@@ -243,7 +241,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         let policy = words.load(layout::OVERFLOW_POLICY, Relaxed);
         let depth = words.load(layout::DEPTH, Relaxed);
         let slots = words.load(layout::SLOTS, Relaxed);
-        let setup = policies.into_iter().find(|one| one.word() == policy);
+        let setup = policies.into_iter().find(|one| *one as u64 == policy);
         let setup =
             setup.map(|overflow_policy| QueueSetup { depth: depth as u32, overflow_policy });
         let is_valid = |setup: &QueueSetup| {
@@ -351,7 +349,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// The first word of the slot of a position.
     #[inline]
     fn slot(&self, position: u64) -> usize {
-        FIRST_SLOT + (position % self.slots) as usize * layout::stride(E)
+        FIRST_SLOT + (position % self.slots) as usize * Self::STRIDE
     }
 
     /// The number of unread entries, and of held entries, of this subscription.

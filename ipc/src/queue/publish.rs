@@ -26,15 +26,16 @@ pub(super) struct Locked<'a, W: Words, const E: usize> {
 }
 
 impl<W: Words, const E: usize> Queue<W, E> {
-    /// The doorbell of processes that wait for entries.
+    /// The doorbell of processes that wait for entries. A caller that also waits for another event
+    /// can wait here, if the source of that event rings here as well.
     #[inline]
-    pub(super) fn messages(&self) -> Doorbell<&W> {
+    pub fn messages(&self) -> Doorbell<&W> {
         Doorbell::at(&self.words, layout::MESSAGES)
     }
 
-    /// The doorbell of processes that wait for space.
+    /// The doorbell of processes that wait for space, as [`messages`](Self::messages).
     #[inline]
-    pub(super) fn room(&self) -> Doorbell<&W> {
+    pub fn room(&self) -> Doorbell<&W> {
         Doorbell::at(&self.words, layout::ROOM)
     }
 
@@ -178,30 +179,6 @@ impl<W: Words, const E: usize> Queue<W, E> {
         let slots = if self.overflow_policy.drops() { self.slots } else { 1 };
         let is_free = |position| self.words.load(self.slot(position) + Self::READERS, Acquire) == 0;
         (tail..tail.saturating_add(slots)).any(is_free)
-    }
-
-    /// Waits like a publisher that waits for space, until `look` finds a result: for a caller
-    /// that also needs another event, whose source must [ring](Self::ring_room) here as well.
-    /// None if the deadline passes.
-    pub fn wait_for_room_with<T>(
-        &self,
-        spin: &mut WaitStrategy,
-        deadline: Instant,
-        look: impl FnMut() -> Option<T>,
-    ) -> Option<T> {
-        self.room().wait(spin, deadline, look)
-    }
-
-    /// Wakes the processes that wait for space.
-    #[inline]
-    pub fn ring_room(&self) {
-        self.room().ring();
-    }
-
-    /// Wakes the processes that wait for entries.
-    #[inline]
-    pub fn ring_messages(&self) {
-        self.messages().ring();
     }
 
     /// Visits all entries that were delivered and not disposed of, while publishers are locked

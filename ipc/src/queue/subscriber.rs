@@ -174,21 +174,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
         deadline: Instant,
     ) -> Option<TakenEntry<E>> {
         let mut spin = subscriber.spin;
-        let taken = self.wait_with(&mut spin, deadline, || self.take(subscriber));
+        let taken = self.messages().wait(&mut spin, deadline, || self.take(subscriber));
         subscriber.spin = spin;
         taken
-    }
-
-    /// Waits like a reader that waits for entries, until `look` finds a result: for a caller
-    /// with another source of events, which must [ring here](Self::ring_messages) as well. None
-    /// if the deadline passes.
-    pub fn wait_with<T>(
-        &self,
-        spin: &mut WaitStrategy,
-        deadline: Instant,
-        look: impl FnMut() -> Option<T>,
-    ) -> Option<T> {
-        self.messages().wait(spin, deadline, look)
     }
 
     /// The doorbell of processes that wait for entries, for a caller that cannot sleep here.
@@ -318,28 +306,26 @@ impl<W: Words, const E: usize> Queue<W, E> {
 
     /// Changes "unread" to "held", if the mark is still set.
     fn claim(&self, index: u32, slot: usize, position: u64) -> bool {
-        let (from, to) = (unread_bit(index), held_bit(index));
-        let mut readers = self.words.load(slot + Self::READERS, Acquire);
-        loop {
-            if readers & from == 0 {
-                return false;
-            }
-            let claimed = readers & !from | to;
-            match self.words.compare_exchange(slot + Self::READERS, readers, claimed) {
-                Ok(_) => break,
-                Err(found) => readers = found,
-            }
+        let (unread, held) = (unread_bit(index), held_bit(index));
+        if !self.change_mark(slot, unread, held) {
+            return false;
         }
         if self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1 {
             return true;
         }
         // Meanwhile the slot got another entry, which was claimed by mistake. A subscriber that
         // was removed since then has nothing to revert.
-        let mut readers = self.words.load(slot + Self::READERS, Acquire);
-        while readers & to != 0 {
-            let unclaimed = readers & !to | from;
-            match self.words.compare_exchange(slot + Self::READERS, readers, unclaimed) {
-                Ok(_) => break,
+        self.change_mark(slot, held, unread);
+        false
+    }
+
+    /// Replaces a mark of an entry by another; false if it is not set.
+    pub(super) fn change_mark(&self, slot: usize, from: u64, to: u64) -> bool {
+        let at = slot + Self::READERS;
+        let mut readers = self.words.load(at, Acquire);
+        while readers & from != 0 {
+            match self.words.compare_exchange(at, readers, readers & !from | to) {
+                Ok(_) => return true,
                 Err(found) => readers = found,
             }
         }

@@ -87,7 +87,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
             if sequence != 0 && sequence + self.slots <= resumed {
                 self.count_missed(slot, index, &mut dispose);
             } else {
-                self.release_held(slot, index);
+                self.change_mark(slot, held_bit(index), unread_bit(index));
             }
         }
         let cursor = self.oldest_unreleased(subscription_id);
@@ -108,38 +108,11 @@ impl<W: Words, const E: usize> Queue<W, E> {
         }
     }
 
-    /// Changes the mark of an entry from "held" to "unread".
-    fn release_held(&self, slot: usize, index: u32) {
-        let (from, to) = (held_bit(index), unread_bit(index));
-        let at = slot + Self::READERS;
-        let mut readers = self.words.load(at, Acquire);
-        while readers & from != 0 {
-            match self.words.compare_exchange(at, readers, readers & !from | to) {
-                Ok(_) => break,
-                Err(found) => readers = found,
-            }
-        }
-    }
-
     /// The word of the next subscription's line. The queue must be locked.
     fn next_name(&self, participant: Participant) -> u64 {
         let serial = self.words.load(layout::SERIAL, Relaxed).wrapping_add(1);
         self.words.store(layout::SERIAL, serial, Relaxed);
         serial << 32 | u64::from(participant.number())
-    }
-
-    /// Ends a subscription. Disposes of the entries that only this subscriber had unread or
-    /// held.
-    ///
-    /// # Errors
-    /// `LockTimeout`: then it is still subscribed. `NotSubscribed` if it has ended before.
-    pub fn unsubscribe(
-        &self,
-        caller: &Caller<'_>,
-        subscriber: &Subscriber,
-        dispose: impl FnMut([u64; E]),
-    ) -> Result<()> {
-        self.end_subscription(caller, subscriber.subscription_id(), dispose)
     }
 
     /// Stops a subscription without ending it: it gets no more entries, and its unread ones are
@@ -204,10 +177,11 @@ impl<W: Words, const E: usize> Queue<W, E> {
     }
 
     /// Ends a subscription, evicted or not, for its owner: its id releases nothing any more,
-    /// and its slot may be reused.
+    /// and its slot may be reused. Disposes of the entries that only this subscriber had unread
+    /// or held.
     ///
     /// # Errors
-    /// As [`unsubscribe`](Self::unsubscribe).
+    /// `LockTimeout`: then it is still subscribed. `NotSubscribed` if it has ended before.
     pub fn end_subscription(
         &self,
         caller: &Caller<'_>,
@@ -231,7 +205,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// no harm.
     ///
     /// # Errors
-    /// As [`unsubscribe`](Self::unsubscribe).
+    /// As [`end_subscription`](Self::end_subscription).
     pub fn evict(
         &self,
         caller: &Caller<'_>,

@@ -259,8 +259,11 @@ fn unsubscribing_disposes_of_entries_without_other_readers() {
         let again = queue.subscribe(&other).unwrap();
         assert_eq!(again.index(), goes.index());
         assert!(!queue.is_subscribed(&goes));
-        assert_eq!(queue.unsubscribe(&other, &goes, |_| {}), Err(QueueError::NotSubscribed));
-        queue.unsubscribe(&other, &again, |_| {}).unwrap();
+        assert_eq!(
+            queue.end_subscription(&other, goes.subscription_id(), |_| {}),
+            Err(QueueError::NotSubscribed)
+        );
+        queue.end_subscription(&other, again.subscription_id(), |_| {}).unwrap();
         assert_eq!(queue.subscribers(), 1);
     }
 }
@@ -362,9 +365,11 @@ fn evicted_subscriber_keeps_only_its_slot() {
         (0..5).for_each(|position| assert_eq!(queue.release(&slow, position), None));
         assert_eq!(queue.take(&mut next).unwrap().entry, [2]);
         // The subscription ends by itself, or with its process.
-        queue.unsubscribe(&other, &slow, |entry| panic!("{entry:?}")).unwrap();
+        queue
+            .end_subscription(&other, slow.subscription_id(), |entry| panic!("{entry:?}"))
+            .unwrap();
         assert_eq!(queue.find_subscription(slow.subscription_id().to_bits()), None);
-        let again = queue.unsubscribe(&other, &slow, |_| {});
+        let again = queue.end_subscription(&other, slow.subscription_id(), |_| {});
         assert_eq!(again, Err(QueueError::NotSubscribed));
         assert_eq!(
             queue.evict(&me, slow.subscription_id(), |_| {}),
@@ -733,11 +738,12 @@ proptest! {
                 Step::End(index) if !evicted.is_empty() => {
                     let (subscriber, _) = evicted.swap_remove(index % evicted.len());
                     let nothing = |entry| panic!("{entry:?} belonged to another subscriber");
-                    queue.unsubscribe(&me, &subscriber, nothing).unwrap();
+                    queue.end_subscription(&me, subscriber.subscription_id(), nothing).unwrap();
                 }
                 Step::Leave(index) if index < readers.len() => {
                     let (subscriber, _, _) = readers.remove(index);
-                    queue.unsubscribe(&me, &subscriber, |entry| disposed.push(entry[0])).unwrap();
+                    let id = subscriber.subscription_id();
+                    queue.end_subscription(&me, id, |entry| disposed.push(entry[0])).unwrap();
                 }
                 Step::Subscribe | Step::Leave(_) | Step::Evict(_) | Step::End(_) => {}
             }
@@ -752,7 +758,8 @@ proptest! {
         }
         let mut rest = Vec::new();
         for (subscriber, _, _) in readers {
-            queue.unsubscribe(&me, &subscriber, |entry| rest.push(entry[0])).unwrap();
+            let id = subscriber.subscription_id();
+            queue.end_subscription(&me, id, |entry| rest.push(entry[0])).unwrap();
         }
         for value in rest {
             prop_assert!(alive.remove(&value), "{value} was disposed of twice");

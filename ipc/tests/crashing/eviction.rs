@@ -68,7 +68,7 @@ impl Fixture {
         let other = queue.subscribe(&caller).unwrap();
         assert_ne!(other.index(), slow.index(), "{what}");
         let nothing = |entry| panic!("{what}: {entry:?} was still held");
-        queue.unsubscribe(&caller, &slow, nothing).unwrap();
+        queue.end_subscription(&caller, slow.subscription_id(), nothing).unwrap();
         let next = queue.subscribe(&caller).unwrap();
         assert_eq!(next.index(), slow.index(), "{what}");
     }
@@ -87,7 +87,7 @@ pub(crate) fn half_evicted() -> impl Iterator<Item = (String, Scenario)> {
                 let (queue, caller) = (fixture.queue(), fixture.caller(fixture.victim));
                 let subscriber = queue.subscribe(&caller).unwrap();
                 queue
-                    .unsubscribe(&caller, &subscriber, |entry| {
+                    .end_subscription(&caller, subscriber.subscription_id(), |entry| {
                         fixture.dispose(fixture.victim, entry);
                     })
                     .unwrap();

@@ -163,7 +163,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                 let queue = fixture.queue();
                 for _ in 0..4 {
                     let subscriber = queue.subscribe(&caller).unwrap();
-                    queue.unsubscribe(&caller, &subscriber, |_| {}).unwrap();
+                    queue.end_subscription(&caller, subscriber.subscription_id(), |_| {}).unwrap();
                 }
             });
             fixture.others.borrow_mut().push(other);
@@ -179,7 +179,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                     }
                 };
                 queue.publish_with(&caller, [0, 0], hold, |_| {}).unwrap();
-                queue.unsubscribe(&caller, &subscriber, |_| {}).unwrap();
+                queue.end_subscription(&caller, subscriber.subscription_id(), |_| {}).unwrap();
             })
         }),
         ("claim an entry that is being dropped", |_| {
@@ -211,7 +211,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
             Box::new(|fixture| {
                 let (queue, caller) = (fixture.queue(), fixture.caller(fixture.victim));
                 let subscriber = queue.subscribe(&caller).unwrap();
-                queue.unsubscribe(&caller, &subscriber, |_| {}).unwrap();
+                queue.end_subscription(&caller, subscriber.subscription_id(), |_| {}).unwrap();
             })
         }),
         ("resume the subscription of a role", |fixture| {
@@ -304,7 +304,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                 fixture.release(fixture.victim, &subscriber, taken.position);
                 queue.take(&mut subscriber).unwrap();
                 queue
-                    .unsubscribe(&caller, &subscriber, |entry| {
+                    .end_subscription(&caller, subscriber.subscription_id(), |entry| {
                         fixture.dispose(fixture.victim, entry)
                     })
                     .unwrap();

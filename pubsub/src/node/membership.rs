@@ -226,8 +226,8 @@ impl MembershipState {
         }
         // Wakes waiting threads: they fail now.
         for used in state.topics.values() {
-            used.topic.local().ring_messages();
-            used.topic.local().ring_room();
+            used.topic.local().messages().ring();
+            used.topic.local().room().ring();
         }
     }
 
@@ -298,7 +298,7 @@ impl MembershipState {
         // Readers may already have seen messages in it.
         for used in lock(&self.state).topics.values() {
             if used.topic.settings().place == id.place {
-                used.topic.local().ring_messages();
+                used.topic.local().messages().ring();
             }
         }
     }

@@ -262,7 +262,7 @@ impl PublisherState {
             Ok(()) => None,
         };
         let sent = self.wait("publish to topic", deadline, look, |end, look| {
-            queue.wait_for_room_with(&mut spin, end, look)
+            queue.room().wait(&mut spin, end, look)
         });
         lock(&self.sequencer).spin = spin;
         sent.transpose()
@@ -569,7 +569,7 @@ impl Publisher {
             None => Some(Ok(())),
         };
         let flushed = state.wait(operation, ipc::deadline(timeout), look, |end, look| {
-            queue.wait_for_room_with(&mut spin, end, look)
+            queue.room().wait(&mut spin, end, look)
         });
         flushed.unwrap_or_else(|| {
             let detail = format!("subscribers have not released message {from} of the topic");

@@ -424,7 +424,7 @@ fn failed_replication_is_retried() {
     }
     assert!(!node.topic.is_replicated() && replication.max_poll_timeout(Instant::now()).is_some());
     let one = others.pop().unwrap();
-    node.topic.local().unsubscribe(&node.caller(), &one, |_| {}).unwrap();
+    node.topic.local().end_subscription(&node.caller(), one.subscription_id(), |_| {}).unwrap();
     until("the topic to be replicated", &mut [&mut replication], || node.topic.is_replicated());
 }
 
@@ -499,7 +499,11 @@ fn quick_resubscription_counts_missed_messages() {
         let dispose = |words| {
             reading.topic.dispose(&reading.caller(), reading.inbound.control(), words);
         };
-        reading.topic.inbound().unsubscribe(&reading.caller(), &before, dispose).unwrap();
+        reading
+            .topic
+            .inbound()
+            .end_subscription(&reading.caller(), before.subscription_id(), dispose)
+            .unwrap();
         reading.resubscribe();
         // The other node may see both changes at once, or release some messages between them.
         // Earlier messages may still arrive first; later gaps are counted.

@@ -177,7 +177,8 @@ impl Subscriber {
             Ok(local) => local,
             Err(cause) => {
                 let dispose = |words| _ = topic.dispose(&caller, context.inbound.control(), words);
-                topic.inbound().unsubscribe(&caller, &inbound, dispose).map_err(refused)?;
+                let id = inbound.subscription_id();
+                topic.inbound().end_subscription(&caller, id, dispose).map_err(refused)?;
                 return Err(refused(cause));
             }
         };
@@ -372,7 +373,7 @@ impl Subscriber {
             let next_poll = is_watched.then(|| Instant::now() + backoff.next_pause());
             let end = next_poll.map_or(deadline, |next_poll| next_poll.min(deadline));
             // Replication rings the same doorbell for inbound messages.
-            let waited = topic.local().wait_with(&mut spin, end, || {
+            let waited = topic.local().messages().wait(&mut spin, end, || {
                 match self.try_pull_with(stream).transpose() {
                     None if !is_watched && self.is_waiting_for_streams() => Some(None),
                     None => {

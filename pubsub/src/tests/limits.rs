@@ -292,7 +292,7 @@ fn failed_flush_reports_nothing_as_flushed() {
         assert!(node.topic.blocking_subscribers(Direction::Local).is_some());
         // The node is closed before all messages are released.
         node.close();
-        node.topic.local().ring_room();
+        node.topic.local().room().ring();
         assert_eq!(flushed.join().unwrap().unwrap_err().kind(), ErrorKind::Closed);
     });
     node.open();

@@ -126,7 +126,7 @@ fn closing_the_node_ends_the_wait_for_a_loan() {
         let waiting = scope.spawn(|| publisher.loan(8, TEST_TIMEOUT).map(drop));
         std::thread::sleep(SHORT_TIMEOUT);
         node.close();
-        node.topic.local().ring_room();
+        node.topic.local().room().ring();
         for ended in [pushing.join().unwrap().map(drop), waiting.join().unwrap()] {
             assert_eq!(ended.unwrap_err().kind(), ErrorKind::Closed);
         }

@@ -124,7 +124,7 @@ impl<W: Words + Clone> TopicWords<W> {
                 self.evict_from(caller, direction, subscription_id, controls)?;
             }
         }
-        self.local().ring_messages();
+        self.local().messages().ring();
         Ok(())
     }
 

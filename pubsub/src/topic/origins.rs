@@ -248,7 +248,7 @@ impl<W: Words + Clone> TopicWords<W> {
         match handoff.publish(caller, entry, |position| slot.record(number, position)) {
             Ok(published) => {
                 // Subscribers wait at this doorbell.
-                self.local().ring_messages();
+                self.local().messages().ring();
                 Ok(Delivery::Delivered(published))
             }
             Err(QueueError::NoSubscribers) => {

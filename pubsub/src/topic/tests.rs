@@ -299,7 +299,7 @@ fn blocking_subscriber_is_evicted_from_both_queues() {
         assert!(!topic.inbound().is_subscribed(&subscription_ids[1]));
         assert!(world.is_empty());
         // Another subscriber with the same index is not affected.
-        topic.local().unsubscribe(&me, &subscription_ids[0], |_| {}).unwrap();
+        topic.local().end_subscription(&me, subscription_ids[0].subscription_id(), |_| {}).unwrap();
         let next = topic.local().subscribe(&me).unwrap();
         assert_eq!((next.index(), topic.evicted(next.subscription_id())), (0, None));
     }
@@ -344,7 +344,7 @@ fn later_subscriber_of_the_slot_is_not_evicted() {
     let slot = SubscriberSlot::of(topic.words(), before[0].subscription_id());
     // It leaves by itself while its eviction is recorded.
     for (queue, subscriber) in [topic.local(), topic.inbound()].into_iter().zip(&before) {
-        queue.unsubscribe(&me, subscriber, |_| {}).unwrap();
+        queue.end_subscription(&me, subscriber.subscription_id(), |_| {}).unwrap();
     }
     let next = subscribe();
     assert_eq!(next[0].index(), before[0].index());

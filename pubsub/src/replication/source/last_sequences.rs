@@ -47,7 +47,7 @@ impl LastSequences {
             is_new |= topic.record_remote_last_sequence(&reported);
         }
         if is_new {
-            topic.local().ring_messages();
+            topic.local().messages().ring();
         }
     }
 }

@@ -61,7 +61,7 @@ pub(crate) fn record(topic: &Topic, node: NodeId, publishers: Vec<u64>) {
     for publisher in publishers {
         let lost = LostPublisher { node: node.0, publisher };
         if topic.record_loss(Direction::Inbound, lost) {
-            topic.local().ring_messages();
+            topic.local().messages().ring();
             let (topic, publisher) = (topic.name(), PublisherId(publisher));
             tracing::info!(topic, %node, %publisher, "a publisher at another node died");
         }
