@@ -405,12 +405,12 @@ impl Channel {
         descriptors: &[BorrowedFd<'_>],
         timeout: Duration,
     ) -> Result<()> {
-        if bytes.len() > MAX_MESSAGE_BYTES {
-            return Err(ChannelError::TooLong { length: bytes.len(), max: MAX_MESSAGE_BYTES });
-        }
-        if descriptors.len() > MAX_DESCRIPTORS {
-            let (length, max) = (descriptors.len(), MAX_DESCRIPTORS);
-            return Err(ChannelError::TooLong { length, max });
+        for (length, max) in
+            [(bytes.len(), MAX_MESSAGE_BYTES), (descriptors.len(), MAX_DESCRIPTORS)]
+        {
+            if length > max {
+                return Err(ChannelError::TooLong { length, max });
+            }
         }
         // An empty message would look like the end of the connection.
         let mut framed = Vec::with_capacity(bytes.len() + 1);

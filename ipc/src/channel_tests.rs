@@ -118,8 +118,9 @@ fn sending_descriptors_waits_for_those_in_flight() {
 #[test]
 fn forked_child_does_not_close_listeners_or_locks() {
     let directory = directory("forked-listener");
-    let listener = ChannelListener::bind(&directory.join("socket")).unwrap();
-    let (lock, connected) = (DirectoryLock::take(&directory).unwrap(), listener.path().to_owned());
+    let connected = directory.join("socket");
+    let listener = ChannelListener::bind(&connected).unwrap();
+    let lock = DirectoryLock::take(&directory).unwrap();
     let client = Channel::connect(&connected, TIMEOUT).unwrap();
     let server = listener.accept(TIMEOUT).unwrap();
     let mut inherited = Some((listener, lock, client, server));
@@ -296,8 +297,9 @@ fn only_one_of_many_replaces_a_stale_socket() {
     let directory = directory("many");
     let path = directory.join("socket");
     for round in 0..20 {
-        let dead = ChannelListener::bind(&directory.join("elsewhere")).unwrap();
-        std::fs::rename(dead.path(), &path).unwrap();
+        let elsewhere = directory.join("elsewhere");
+        let dead = ChannelListener::bind(&elsewhere).unwrap();
+        std::fs::rename(&elsewhere, &path).unwrap();
         drop(dead);
         let barrier = std::sync::Barrier::new(8);
         let results: Vec<_> = std::thread::scope(|scope| {

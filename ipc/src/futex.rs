@@ -60,16 +60,12 @@ pub(crate) const MAX_WORDS: usize = libc::FUTEX_WAITV_MAX as usize;
 /// A word as the kernel takes it, with the value of the lower half during which the thread
 /// sleeps.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct FutexWaiter {
     low: u64,
     address: u64,
     flags: u32,
     reserved: u32,
-}
-
-impl FutexWaiter {
-    const EMPTY: Self = Self { low: 0, address: 0, flags: 0, reserved: 0 };
 }
 
 /// The kernel's timespec, whose seconds have 64 bits on every processor.
@@ -101,7 +97,7 @@ pub(crate) fn wait_any<'a>(
     words: impl IntoIterator<Item = (&'a AtomicU64, u32)>,
     timeout: Duration,
 ) -> io::Result<()> {
-    let mut waiters = [FutexWaiter::EMPTY; MAX_WORDS];
+    let mut waiters = [FutexWaiter::default(); MAX_WORDS];
     let mut count = 0;
     for (waiter, (word, low)) in waiters.iter_mut().zip(words) {
         let address = lower_half(word).expose_provenance() as u64;

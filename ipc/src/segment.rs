@@ -254,20 +254,18 @@ impl Segment {
             return Err(system("memfd_create", length as u64));
         }
         // SAFETY: just opened, and not shared.
-        let file = unsafe { OwnedFd::from_raw_fd(file) };
-        let failed =
-            |cause| SegmentError::System { call: "ftruncate", length: length as u64, cause };
-        check_file_size(length as u64).map_err(failed)?;
-        // SAFETY: a file descriptor owned here.
-        if unsafe { libc::ftruncate(file.as_raw_fd(), length as i64) } < 0 {
-            return Err(system("ftruncate", length as u64));
-        }
+        let file = File::from(unsafe { OwnedFd::from_raw_fd(file) });
+        let sized = check_file_size(length as u64).and_then(|()| file.set_len(length as u64));
+        sized.map_err(|cause| {
+            let (length, cause) = (length as u64, LimitReached::explain(cause));
+            SegmentError::System { call: "ftruncate", length, cause }
+        })?;
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-        // SAFETY: as above.
+        // SAFETY: a file descriptor owned here.
         if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
             return Err(system("sealing", length as u64));
         }
-        let mut mapping = Mapping::new(file, length, WRITABLE)?;
+        let mut mapping = Mapping::new(file.into(), length, WRITABLE)?;
         mapping.body = page;
         let head = mapping.words();
         head[AT_VERSION].store(HEAD_VERSION, Ordering::Relaxed);

@@ -90,9 +90,9 @@ pub(super) fn low(word: u64) -> u32 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// An unused block record.
-    Unused,
-    Free,
-    Allocated,
+    Unused = 0,
+    Free = 1,
+    Allocated = 2,
 }
 
 /// The decoded fourth word.
@@ -125,11 +125,6 @@ impl State {
 
     #[inline]
     pub(super) fn word(self) -> u64 {
-        let kind = match self.kind {
-            Kind::Unused => 0,
-            Kind::Free => 1,
-            Kind::Allocated => 2_u32,
-        };
-        pair(self.generation, kind << OWNER_BITS | (self.owner & OWNER))
+        pair(self.generation, (self.kind as u32) << OWNER_BITS | (self.owner & OWNER))
     }
 }

@@ -144,8 +144,6 @@ pub struct Statistics {
     pub largest_free: u64,
     /// Allocations.
     pub blocks_allocated: u64,
-    /// Capacity of block records.
-    pub max_blocks: u64,
     /// How often a lock owner died and the metadata was repaired.
     pub repairs: u64,
 }
@@ -517,7 +515,6 @@ impl<W: Words> Allocator<W> {
             free: word(layout::FREE) << self.granule,
             largest_free: u64::from(allocator.largest_free()) << self.granule,
             blocks_allocated: word(layout::BLOCKS_ALLOCATED),
-            max_blocks: u64::from(self.max_blocks),
             repairs: word(layout::REPAIRS),
         })
     }

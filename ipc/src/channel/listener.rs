@@ -127,12 +127,6 @@ impl ChannelListener {
             _ => Some("a device or a pipe"),
         }
     }
-
-    /// The path of the socket.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
 }
 
 impl AsFd for ChannelListener {
@@ -188,8 +182,9 @@ fn remove_stale(path: &Path) -> Result<()> {
 /// // Under the lock no process is about to listen, so a socket without a listener is stale.
 /// assert!(!ChannelListener::is_stale(&directory.join("none")));
 /// drop(lock);
-/// let listener = ChannelListener::bind(&directory.join("one"))?;
-/// assert!(!ChannelListener::is_stale(listener.path()));
+/// let path = directory.join("one");
+/// let listener = ChannelListener::bind(&path)?;
+/// assert!(!ChannelListener::is_stale(&path));
 /// # drop(listener);
 /// # std::fs::remove_dir(&directory)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
