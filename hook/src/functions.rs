@@ -23,24 +23,36 @@ fn pointer_to(address: u64) -> *mut c_void {
     ptr::with_exposed_provenance_mut(address as usize)
 }
 
+/// For functions that share memory: others get descriptors of this process from then on.
+fn sharing<T>(call: impl FnOnce() -> Option<T>) -> Option<T> {
+    outermost(|| {
+        descriptors::serve();
+        call()
+    })
+}
+
+/// Stores the value of this library for the caller; without one, calls the original.
+///
+/// # Safety
+/// `out` is null, or the caller's place for a value.
+unsafe fn answer<T>(out: *mut T, value: Option<T>, original: impl FnOnce() -> Code) -> Code {
+    match value {
+        Some(value) if !out.is_null() => {
+            // SAFETY: the caller's promise.
+            unsafe { *out = value };
+            SUCCESS
+        }
+        _ => original(),
+    }
+}
+
 /// # Safety
 /// As the original.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaMalloc(out: *mut *mut c_void, length: usize) -> Code {
-    let allocated = outermost(|| {
-        descriptors::serve();
-        blocks::allocate(length)
-    });
+    let allocated = sharing(|| blocks::allocate(length));
     // SAFETY: the caller's place for a pointer, or the original's.
-    unsafe {
-        match allocated {
-            Some(address) if !out.is_null() => {
-                *out = pointer_to(address);
-                SUCCESS
-            }
-            _ => original::cudaMalloc(out, length),
-        }
-    }
+    unsafe { answer(out, allocated.map(pointer_to), || original::cudaMalloc(out, length)) }
 }
 
 /// # Safety
@@ -70,19 +82,11 @@ pub unsafe extern "C" fn cudaMallocAsync(
     length: usize,
     stream: *mut c_void,
 ) -> Code {
-    let allocated = outermost(|| {
-        descriptors::serve();
-        blocks::allocate_async(length, address_of(stream))
-    });
+    let allocated = sharing(|| blocks::allocate_async(length, address_of(stream)));
     // SAFETY: the caller's place for a pointer, or the original's.
     unsafe {
-        match allocated {
-            Some(address) if !out.is_null() => {
-                *out = pointer_to(address);
-                SUCCESS
-            }
-            _ => original::cudaMallocAsync(out, length, stream),
-        }
+        let original = || original::cudaMallocAsync(out, length, stream);
+        answer(out, allocated.map(pointer_to), original)
     }
 }
 
@@ -106,20 +110,9 @@ pub unsafe extern "C" fn cudaFreeAsync(pointer: *mut c_void, stream: *mut c_void
 /// As the original.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaIpcGetMemHandle(out: *mut IpcHandle, pointer: *mut c_void) -> Code {
-    let exported = outermost(|| {
-        descriptors::serve();
-        blocks::export(address_of(pointer))
-    });
+    let exported = sharing(|| blocks::export(address_of(pointer)));
     // SAFETY: the caller's place for a handle, or the original's.
-    unsafe {
-        match exported {
-            Some(handle) if !out.is_null() => {
-                *out = IpcHandle(handle);
-                SUCCESS
-            }
-            _ => original::cudaIpcGetMemHandle(out, pointer),
-        }
-    }
+    unsafe { answer(out, exported.map(IpcHandle), || original::cudaIpcGetMemHandle(out, pointer)) }
 }
 
 /// # Safety
@@ -165,16 +158,11 @@ pub unsafe extern "C" fn cudaIpcCloseMemHandle(pointer: *mut c_void) -> Code {
     closed.unwrap_or_else(|| unsafe { original::cudaIpcCloseMemHandle(pointer) })
 }
 
-/// Called by a process that shares memory: from then on others get descriptors of it.
-///
 /// # Safety
 /// As the original.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudaIpcGetEventHandle(out: *mut IpcHandle, event: *mut c_void) -> Code {
-    outermost(|| {
-        descriptors::serve();
-        Some(())
-    });
+    sharing(|| Some(()));
     // SAFETY: as the original.
     unsafe { original::cudaIpcGetEventHandle(out, event) }
 }
