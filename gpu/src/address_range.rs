@@ -165,13 +165,11 @@ impl AddressRange {
         Ok((piece.physical.export()?, piece.length))
     }
 
-    /// The device of the pieces, if there are any.
     pub(crate) fn resident(&self) -> Option<DeviceName> {
         let number = lock(&self.pieces).resident?;
         Some(DeviceName { number, ..self.device.name() })
     }
 
-    /// Lengths of the pieces.
     pub(crate) fn lengths(&self) -> Vec<u64> {
         lock(&self.pieces).list.iter().map(|piece| piece.length).collect()
     }

@@ -102,7 +102,6 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Devices that are open in this process.
 static OPEN: LazyLock<Mutex<HashMap<DeviceName, Weak<DeviceInner>>>> =
     LazyLock::new(Mutex::default);
 

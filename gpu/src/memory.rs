@@ -69,7 +69,6 @@ enum Kind {
         mapping: Box<dyn HostMapping>,
     },
     Foreign(Foreign),
-    /// Already released.
     Released,
 }
 

@@ -10,7 +10,6 @@ use std::{mem, ptr};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct IpcHandle(pub(crate) [u8; 64]);
 
-/// What a function of the runtime returns.
 pub(crate) type Code = c_int;
 /// There is no original: the program uses no shared runtime.
 pub(crate) const NOT_SUPPORTED: Code = 801;
@@ -99,7 +98,6 @@ fn loaded_runtime() -> Option<*mut c_void> {
     (!runtime.is_null()).then_some(runtime)
 }
 
-/// The current device of this thread.
 pub(crate) fn current_device() -> Option<u32> {
     let mut device = -1;
     // SAFETY: a valid place for a number.

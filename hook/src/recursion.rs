@@ -7,7 +7,6 @@ thread_local! {
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Marks that this thread is inside.
 struct Inside;
 
 impl Drop for Inside {

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// Settings of this process.
 #[derive(Debug)]
 pub(crate) struct Settings {
     /// Shorter blocks are left to the original function: `FABRICAST_HOOK_MIN_BYTES`, 1 MiB.
@@ -28,7 +27,6 @@ impl Settings {
         shown.to_str().is_some_and(|shown| shown.starts_with(&self.descriptors))
     }
 
-    /// Directory of the sockets.
     pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }

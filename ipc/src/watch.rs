@@ -120,7 +120,6 @@ struct State {
     has_stopped: bool,
 }
 
-/// A doorbell, and its listener.
 #[derive(Debug)]
 struct Registration {
     number: u64,

@@ -38,7 +38,6 @@ pub(crate) fn uuid(number: u32) -> Result<Uuid> {
     Ok(Uuid(uuid))
 }
 
-/// A device behind NVIDIA's driver.
 #[derive(Debug)]
 pub(crate) struct Device {
     context: Arc<Context>,

@@ -17,12 +17,10 @@ const COPY_THREADS: u32 = 512;
 /// moved 368 GB/s, 32 moved 345 to 356 and 132 moved 369: more blocks only take processors from
 /// other kernels.
 const COPY_BLOCKS: u64 = 64;
-/// Threads of a block that computes a checksum.
 const CHECKSUM_THREADS: u32 = 256;
 /// Enough to keep the memory of any device busy; each thread takes many words.
 const CHECKSUM_BLOCKS: u64 = 1024;
 
-/// A kernel.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Kernel {
     Checksum,
@@ -39,7 +37,6 @@ impl Kernel {
     }
 }
 
-/// The number of blocks and threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LaunchConfig {
     blocks: u32,
@@ -78,7 +75,6 @@ pub(super) struct Kernels {
     loading: Mutex<()>,
 }
 
-/// A kernel's code on a device.
 struct LoadedKernel {
     module: sys::CUmodule,
     function: sys::CUfunction,

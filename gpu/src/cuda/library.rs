@@ -53,7 +53,6 @@ macro_rules! functions {
 pub(crate) use functions;
 
 functions! {
-    /// The driver's functions.
     pub(super) Functions
     init = "cuInit": fn(c_uint);
     driver_version = "cuDriverGetVersion": fn(*mut c_int);

@@ -226,7 +226,6 @@ pub(super) fn owned(operation: &'static str, number: c_int) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// A reserved range of addresses.
 #[derive(Debug)]
 pub(super) struct AddressRange {
     context: Arc<Context>,

@@ -17,7 +17,6 @@ use crate::driver::{self, EventDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
 use crate::stream_waits::if_no_stream_waits;
 
-/// A stream of the driver's.
 #[derive(Debug)]
 pub(super) struct Stream {
     context: Arc<Context>,
@@ -197,7 +196,6 @@ impl StreamDriver for Stream {
     }
 }
 
-/// An event of the driver.
 #[derive(Debug)]
 pub(super) struct Event {
     context: Arc<Context>,

@@ -325,7 +325,6 @@ impl PhysicalMemory for Physical {
     }
 }
 
-/// A reserved range of addresses.
 #[derive(Debug)]
 pub(super) struct AddressRange {
     address: u64,

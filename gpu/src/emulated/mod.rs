@@ -107,7 +107,6 @@ pub(crate) fn uuid(number: u32) -> Uuid {
     Uuid(bytes)
 }
 
-/// An emulated device.
 #[derive(Debug)]
 pub(crate) struct Device {
     number: u32,

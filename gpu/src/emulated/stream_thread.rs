@@ -28,7 +28,6 @@ struct EventState {
     has_failed: AtomicU64,
 }
 
-/// A point in a stream of an emulated device.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Event(Arc<EventState>);
 

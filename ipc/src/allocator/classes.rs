@@ -9,7 +9,6 @@ const PART_BITS: u32 = 5;
 pub(super) const PARTS: usize = 1 << PART_BITS;
 /// Powers of two, the small sizes together being one.
 pub(super) const LEVELS: usize = (u32::BITS - PART_BITS + 1) as usize;
-/// All classes.
 pub(super) const CLASSES: usize = LEVELS * PARTS;
 
 /// A class, as level and part.
@@ -44,7 +43,6 @@ impl Class {
         Some(Self::of(rounded))
     }
 
-    /// The class's index among all classes.
     #[inline]
     pub(super) fn index(self) -> usize {
         self.level * PARTS + self.part

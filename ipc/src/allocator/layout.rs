@@ -63,7 +63,6 @@ pub(super) const LIST_LINKS: usize = 2;
 /// Generation, kind, owner.
 pub(super) const STATE: usize = 3;
 
-/// No block.
 pub(super) const NONE: u32 = u32::MAX;
 
 #[inline]
@@ -86,7 +85,6 @@ pub(super) fn low(word: u64) -> u32 {
     word as u32
 }
 
-/// The kind of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// An unused block record.

@@ -18,7 +18,6 @@ use crate::words::Words;
 /// empty.
 const MAX_PROBES: usize = 32;
 
-/// The locked metadata.
 pub(super) struct Locked<'a, W: Words> {
     allocator: &'a Allocator<W>,
     _guard: Guard<'a, W>,
@@ -513,7 +512,6 @@ impl<W: Words> Locked<'_, W> {
         Ok(self.count_allocated(Block { number, generation }, size))
     }
 
-    /// Counts an allocated block, and returns it.
     #[inline]
     fn count_allocated(&self, block: Block, size: u32) -> Block {
         self.add(layout::BLOCKS_ALLOCATED, 1);

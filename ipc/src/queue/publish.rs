@@ -19,7 +19,6 @@ pub struct Published {
     pub readers: u32,
 }
 
-/// The queue, locked.
 pub(super) struct Locked<'a, W: Words, const E: usize> {
     queue: &'a Queue<W, E>,
     _guard: Guard<'a, W>,
