@@ -140,7 +140,11 @@ fn by_lanes() {
                         port.pick_lane(writing, left).unwrap().filter(|_| !message.is_written());
                     let pushed = lane.map(|lane| {
                         let payload = sources[lane].slice(0..length).unwrap();
-                        (lane, port.push_on_lane(lane, writing, &mut message, &payload, 0).unwrap())
+                        (
+                            lane,
+                            port.push_with(lane, writing, &mut message, (&payload, 0), &[])
+                                .unwrap(),
+                        )
                     });
                     let progress = if let Some((lane, Pushed::Posted(_))) = pushed {
                         by[lane] += 1;

@@ -119,7 +119,7 @@ fn write(port: &mut Port, ring: SenderId, regions: &[MemoryRegion], by: &mut [u6
         let pushed = match port.pick_lane(ring, length - message.written()) {
             Ok(Some(lane)) => {
                 let part = regions[lane].all();
-                let pushed = port.push_on_lane(lane, ring, &mut message, &part, 0);
+                let pushed = port.push_with(lane, ring, &mut message, (&part, 0), &[]);
                 by[lane] += u64::from(matches!(pushed, Ok(Pushed::Posted(_))));
                 pushed
             }
@@ -230,8 +230,9 @@ fn reader_dropped_mid_message_breaks_only_its_ring() {
         // Fills the ring; then its reader is dropped.
         for _ in 0..200 {
             if let Some(lane) = port.pick_lane(lost, CHUNK).unwrap() {
-                let _ =
-                    port.push_on_lane(lane, lost, &mut message, &regions[lane].all(), 0).unwrap();
+                let _ = port
+                    .push_with(lane, lost, &mut message, (&regions[lane].all(), 0), &[])
+                    .unwrap();
             }
             progress(port);
         }
@@ -272,8 +273,10 @@ fn memory_of_a_closed_ring_is_freed() {
                 assert!(Instant::now() < end, "{received} bytes");
                 if let Some(lane) = writer.port.pick_lane(writing, CHUNK).unwrap() {
                     let part = regions[lane].all();
-                    let _ =
-                        writer.port.push_on_lane(lane, writing, &mut message, &part, 0).unwrap();
+                    let _ = writer
+                        .port
+                        .push_with(lane, writing, &mut message, (&part, 0), &[])
+                        .unwrap();
                 }
                 progress(&mut writer.port);
                 progress(&mut reader.port);

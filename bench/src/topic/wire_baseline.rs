@@ -292,7 +292,7 @@ impl Writer {
             let written = message.written();
             let pushed = if written < head {
                 let part = self.head.slice(0..HEAD)?;
-                self.local.port.push_on_lane(0, self.sender, &mut message, &part, 0)?
+                self.local.port.push_with(0, self.sender, &mut message, (&part, 0), &[])?
             } else {
                 // A piece continues where the last one ended.
                 if written - head >= at + self.chunk {
@@ -337,7 +337,7 @@ impl Writer {
         let length = self.chunk.min(size - at);
         let part = region.slice(from as usize..(from + length) as usize)?;
         let offset = HEAD as u64 + at;
-        Ok(self.local.port.push_on_lane(lane, self.sender, message, &part, offset)?)
+        Ok(self.local.port.push_with(lane, self.sender, message, (&part, offset), &[])?)
     }
 }
 

@@ -161,16 +161,6 @@ impl RingSender {
     }
 
     #[inline]
-    pub(super) fn push(
-        &mut self,
-        io: &mut EndpointIo,
-        message: &mut Message,
-        payload: &RegionSlice,
-    ) -> Result<Pushed> {
-        self.push_from(io, message, (payload, 0), (u64::MAX, &[]))
-    }
-
-    #[inline]
     pub(super) fn push_part(
         &mut self,
         io: &mut EndpointIo,
@@ -197,8 +187,9 @@ impl RingSender {
         Err(no_room_beside_header(inline.len(), room))
     }
 
+    /// Posts a chunk of at most `most` bytes, from a payload that begins at a byte of the message.
     #[inline]
-    fn push_from(
+    pub(super) fn push_from(
         &mut self,
         io: &mut EndpointIo,
         message: &mut Message,

@@ -50,7 +50,7 @@ impl Port {
     /// let mut message = port.begin(writing, 3, 512 << 10)?;
     /// while !message.is_written() {
     ///     if let Some(lane) = port.pick_lane(writing, 64 << 10)? {
-    ///         port.push_on_lane(lane, writing, &mut message, &regions[lane].all(), 0)?;
+    ///         port.push_with(lane, writing, &mut message, (&regions[lane].all(), 0), &[])?;
     ///     }
     ///     while let Some(view) = port.take(reading)? {
     ///         assert_eq!(view.header().topic, 3);
@@ -244,30 +244,14 @@ impl Port {
         Ok(self.sender(id)?.pick_lane(bytes))
     }
 
-    /// Like [`push_part`](Self::push_part), on this lane, whose domain has the part registered.
+    /// Like [`push_part`](Self::push_part), on this lane, whose domain has the part registered. The
+    /// bytes `inline` accompany the header of the chunk, if one is posted, and the reader finds them
+    /// as its [`inline_data`](super::super::ChunkView::inline_data): also where its processor cannot
+    /// read the payload.
     ///
     /// # Errors
-    /// As [`push_part`](Self::push_part); `OutOfBounds` for a lane that the ring does not use.
-    #[inline]
-    pub fn push_on_lane(
-        &mut self,
-        lane: usize,
-        id: SenderId,
-        message: &mut Message,
-        part: &RegionSlice,
-        at: u64,
-    ) -> Result<Pushed> {
-        self.push_with(lane, id, message, (part, at), &[])
-    }
-
-    /// Like [`push_on_lane`](Self::push_on_lane), for a part that begins at byte `at` of the
-    /// message. The bytes `inline` accompany the header of the chunk, if one is posted, and the
-    /// reader finds them as its [`inline_data`](super::super::ChunkView::inline_data): also where
-    /// its processor cannot read the payload.
-    ///
-    /// # Errors
-    /// As [`push_on_lane`](Self::push_on_lane); `OutOfBounds` for more bytes than
-    /// [the ring has room for](RingOptions::inline_data).
+    /// As [`push_part`](Self::push_part); `OutOfBounds` for a lane that the ring does not use, or
+    /// more bytes than [the ring has room for](RingOptions::inline_data).
     #[inline]
     pub fn push_with(
         &mut self,

@@ -391,7 +391,7 @@ impl Port {
         payload: &RegionSlice,
     ) -> Result<Pushed> {
         let sender = sender_mut(&mut self.senders, id.0)?;
-        sender.push(&mut self.io, message, payload)
+        sender.push_from(&mut self.io, message, (payload, 0), (u64::MAX, &[]))
     }
 
     /// Like [`push`](Self::push), where `part` begins at byte `at` of the message: so a message can

@@ -131,7 +131,8 @@ fn pass(fixture: &mut Fixture, sources: &[MemoryRegion], number: u64, length: us
             let left = length as u64 - message.written();
             let Some(lane) = fixture.ports[A].pick_lane(sender, left)? else { break };
             let payload = sources[lane].slice(0..length)?;
-            let pushed = fixture.ports[A].push_on_lane(lane, sender, &mut message, &payload, 0)?;
+            let pushed =
+                fixture.ports[A].push_with(lane, sender, &mut message, (&payload, 0), &[])?;
             if !matches!(pushed, Pushed::Posted(_)) {
                 break;
             }
