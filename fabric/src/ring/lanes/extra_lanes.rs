@@ -12,7 +12,7 @@ use threads::lock;
 use super::super::chunk_poster::ChunkPoster;
 use super::super::memory::{RegistrationScope, RingMemory};
 use super::super::posted_receives::PostedReceives;
-use super::super::{Chunk, LaneOffer, MAX_CHUNKS, NotifyMode, RingOffer, SenderInstance};
+use super::super::{Chunk, MAX_CHUNKS, NotifyMode, RingOffer, SenderInstance};
 use super::lane::{Lane, LaneJob, PortWaker, RetainedMemory};
 use super::lane_event::LaneEvent;
 use super::send_queue::QueuedChunk;
@@ -178,7 +178,8 @@ impl ExtraLanes {
         Ok(())
     }
 
-    /// Opens a ring's sender on the first lanes, to the peers at these addresses.
+    /// Opens a ring's sender on the first lanes, to the peers at these addresses: one for each extra
+    /// lane of the offer, and no more than there are lanes here.
     pub(in super::super) fn open(
         &mut self,
         peers: &[Address],
@@ -186,19 +187,7 @@ impl ExtraLanes {
         instance: SenderInstance,
     ) -> Result<()> {
         let geometry = offer.geometry()?;
-        let extra: Vec<&LaneOffer> = offer.lanes.iter().skip(1).collect();
-        let is_possible = extra.len() == peers.len()
-            && peers.len() <= self.lanes.len()
-            && offer.notify == NotifyMode::Immediate;
-        if !is_possible {
-            let (addresses, offered, here) =
-                (peers.len() + 1, offer.lanes.len(), self.lanes.len() + 1);
-            let detail = format!(
-                "{addresses} peer addresses for {offered} offered lanes, {here} lanes here, notified by {}",
-                offer.notify.name()
-            );
-            return Err(Error::new(ErrorKind::MalformedDescriptor, "open ring", detail));
-        }
+        let extra = offer.lanes.iter().skip(1);
         let mut chunk_posters = Vec::with_capacity(peers.len());
         for ((one, address), ring_offer) in self.lanes.iter_mut().zip(peers).zip(extra) {
             let peer = one.peers.find(address, |address| one.addresses.insert(address))?;

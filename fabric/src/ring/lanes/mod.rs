@@ -20,6 +20,8 @@ pub(super) use stripe_tracker::StripeTracker;
 
 use lane::RetainedMemory;
 
+use std::collections::BTreeSet;
+
 use super::posted_receives::PostedReceives;
 use super::queue_budget::queue_entries;
 use super::{EndpointIo, credit_memory};
@@ -101,10 +103,8 @@ impl LaneSet {
 #[must_use]
 pub fn default_lane_count(offers: &[Capabilities], cores: usize) -> usize {
     let Some(first) = offers.first() else { return 1 };
-    let mut nics: Vec<_> =
-        offers.iter().filter_map(|capabilities| capabilities.nic.as_ref()).collect();
-    nics.sort_by(|a, b| (&a.pci, &a.name).cmp(&(&b.pci, &b.name)));
-    nics.dedup_by(|a, b| (&a.pci, &a.name) == (&b.pci, &b.name));
+    let nics = offers.iter().filter_map(|capabilities| capabilities.nic.as_ref());
+    let nics: BTreeSet<_> = nics.map(|nic| (&nic.pci, &nic.name)).collect();
     if !nics.is_empty() {
         return nics.len().min(MAX_LANES);
     }

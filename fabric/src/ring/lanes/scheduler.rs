@@ -42,22 +42,13 @@ impl LaneScheduler {
     pub(super) fn pick_lane(&self, length: u64) -> Option<usize> {
         // A lane with unknown rate is assumed to be as fast as the best, so it is tried.
         let lanes = || self.lanes.iter().enumerate().skip(self.first);
-        let rates = lanes().filter_map(|(_, lane)| lane.rate);
-        let best =
-            rates.fold(None, |best: Option<f64>, rate| Some(best.map_or(rate, |b| b.max(rate))));
-        let best = best.unwrap_or(1.0);
-        let mut picked = None;
-        for (number, lane) in lanes() {
+        let best = lanes().filter_map(|(_, lane)| lane.rate).reduce(f64::max).unwrap_or(1.0);
+        let times = lanes().filter_map(|(number, lane)| {
             let is_full = lane.in_flight > 0 && lane.in_flight + length > self.most_in_flight;
-            if is_full {
-                continue;
-            }
             let time = (lane.in_flight + length) as f64 / lane.rate.unwrap_or(best);
-            if picked.is_none_or(|(_, shortest)| time < shortest) {
-                picked = Some((number, time));
-            }
-        }
-        picked.map(|(number, _)| number)
+            (!is_full).then_some((number, time))
+        });
+        times.min_by(|(_, one), (_, other)| one.total_cmp(other)).map(|(number, _)| number)
     }
 
     /// A chunk was posted on a lane, at this time in nanoseconds.

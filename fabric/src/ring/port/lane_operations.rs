@@ -212,10 +212,14 @@ impl Port {
         offer: &RingOffer,
         max_payload: u64,
     ) -> Result<(SenderId, RingAnswer)> {
-        if extra.len() >= self.lanes() || offer.lanes.len() != extra.len() + 1 {
-            let (addresses, offered, here) = (extra.len(), offer.lanes.len(), self.lanes());
+        let (addresses, offered, here) = (extra.len(), offer.lanes.len(), self.lanes());
+        let is_possible = addresses < here
+            && offered == addresses + 1
+            && (addresses == 0 || offer.notify == NotifyMode::Immediate);
+        if !is_possible {
             let detail = format!(
-                "{addresses} addresses of extra lanes for a ring of {offered} lanes, {here} lanes here"
+                "{addresses} addresses of extra lanes for a ring of {offered} lanes, notified by {}, {here} lanes here",
+                offer.notify.name()
             );
             return Err(Error::new(ErrorKind::MalformedDescriptor, "open ring", detail));
         }
