@@ -268,8 +268,21 @@ fn rank_for_version(
     need: &Requirements,
     policy: &Policy,
 ) -> (Choice, Vec<usize>) {
-    let evaluated = offers.iter().map(|facts| evaluate(running, facts, need, policy));
-    let mut judged: Vec<_> = evaluated.enumerate().collect();
+    let evaluate = |facts: &&Capabilities| {
+        let (verdict, score, reasons) = match rejection_reason(running, facts, need, policy) {
+            Some(reason) => (Verdict::Refused, 0, vec![reason]),
+            None => {
+                let points = score_terms(facts, need, policy);
+                let score = points.iter().map(|(value, _)| value).sum();
+                let reasons = points.iter().map(|(value, why)| format!("{why} ({value:+})"));
+                (Verdict::Usable, score, reasons.collect())
+            }
+        };
+        let (provider, fabric) = (facts.provider.clone(), facts.fabric.clone());
+        let domain = facts.domain.clone();
+        Candidate { provider, fabric, domain, verdict, score, reasons }
+    };
+    let mut judged: Vec<_> = offers.iter().map(evaluate).enumerate().collect();
     // A stable sort: among equals, the provider that libfabric lists first.
     judged.sort_by_key(|(_, c)| (c.verdict == Verdict::Refused, -c.score));
     if let Some((_, first)) = judged.first_mut()
@@ -279,31 +292,6 @@ fn rank_for_version(
     }
     let (order, candidates) = judged.into_iter().unzip();
     (Choice { candidates }, order)
-}
-
-fn evaluate(
-    running: Version,
-    facts: &Capabilities,
-    need: &Requirements,
-    policy: &Policy,
-) -> Candidate {
-    let (verdict, score, reasons) = match rejection_reason(running, facts, need, policy) {
-        Some(reason) => (Verdict::Refused, 0, vec![reason]),
-        None => {
-            let points = score_terms(facts, need, policy);
-            let score = points.iter().map(|(value, _)| value).sum();
-            let reasons = points.iter().map(|(value, why)| format!("{why} ({value:+})"));
-            (Verdict::Usable, score, reasons.collect())
-        }
-    };
-    Candidate {
-        provider: facts.provider.clone(),
-        fabric: facts.fabric.clone(),
-        domain: facts.domain.clone(),
-        verdict,
-        score,
-        reasons,
-    }
 }
 
 /// The first requirement that an offer fails.

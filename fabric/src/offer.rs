@@ -101,10 +101,14 @@ impl Info {
         self
     }
 
-    /// May it be used with this fabric? A connection request must be used with its listener's
-    /// fabric.
-    pub(crate) fn belongs_to(&self, fabric: &Fabric) -> bool {
-        self.fabric.as_ref().is_none_or(|own| own.is_same(fabric))
+    /// A connection request must be used with its listener's fabric.
+    pub(crate) fn check_fabric(&self, fabric: &Fabric, operation: &'static str) -> Result<()> {
+        if self.fabric.as_ref().is_none_or(|own| own.is_same(fabric)) {
+            return Ok(());
+        }
+        let detail = "the connection request belongs to a listener on another fabric. Open the domain \
+                      with Domain::open_on and the listener's fabric";
+        Err(fabric.error(ErrorKind::InvalidArgument, operation, detail))
     }
 
     pub(crate) fn as_ptr(&self) -> *mut sys::fi_info {
@@ -237,10 +241,6 @@ impl Offer {
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities
-    }
-
-    pub(crate) fn set_reaches_other_machines(&mut self, reaches: bool) {
-        Arc::make_mut(&mut self.capabilities).reaches_other_machines = reaches;
     }
 
     /// Every attribute, printed by libfabric.

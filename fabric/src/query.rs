@@ -9,6 +9,7 @@
 use std::ffi::CString;
 use std::net::IpAddr;
 use std::ptr;
+use std::sync::Arc;
 
 use libfabric_sys as sys;
 
@@ -199,7 +200,8 @@ impl Query {
         let far =
             self.getinfo_of_all(order, self.caps | Caps::REMOTE_COMMUNICATION).unwrap_or_default();
         for offer in &mut offers {
-            offer.set_reaches_other_machines(far.iter().any(|f| f.is_duplicate_of(offer)));
+            let reaches = far.iter().any(|f| f.is_duplicate_of(offer));
+            Arc::make_mut(&mut offer.capabilities).reaches_other_machines = reaches;
         }
         if offers.is_empty() {
             let no_data = || Error::from_code("fi_getinfo", sys::FI_ENODATA);
@@ -344,7 +346,13 @@ impl Query {
             (*raw.ep_attr).type_ = kind;
             let domain = &mut *raw.domain_attr;
             domain.mr_mode = mr_mode.bits();
-            domain.threading = threading_number(self.threading);
+            domain.threading = match self.threading {
+                Threading::Safe => sys::FI_THREAD_SAFE,
+                Threading::Object => sys::FI_THREAD_FID,
+                Threading::Domain => sys::FI_THREAD_DOMAIN,
+                Threading::Completion => sys::FI_THREAD_COMPLETION,
+                Threading::Endpoint => sys::FI_THREAD_ENDPOINT,
+            };
             if let Some(progress) = self.progress {
                 let number = match progress {
                     Progress::Automatic => sys::FI_PROGRESS_AUTO,
@@ -400,16 +408,6 @@ fn c_string(what: &'static str, text: &str) -> Result<CString> {
         let detail = format!("the {what} contains a zero byte");
         Error::new(ErrorKind::InvalidArgument, "fi_getinfo", detail)
     })
-}
-
-fn threading_number(level: Threading) -> u32 {
-    match level {
-        Threading::Safe => sys::FI_THREAD_SAFE,
-        Threading::Object => sys::FI_THREAD_FID,
-        Threading::Domain => sys::FI_THREAD_DOMAIN,
-        Threading::Completion => sys::FI_THREAD_COMPLETION,
-        Threading::Endpoint => sys::FI_THREAD_ENDPOINT,
-    }
 }
 
 #[cfg(test)]

@@ -167,17 +167,11 @@ impl Listener {
     /// that was already accepted or rejected. The provider's error.
     pub fn reject(&self, request: &ConnectionRequest, reason: &[u8]) -> Result<()> {
         let add_provider = |e: Error| e.with_provider(self.fabric.provider());
-        let refuse =
-            |why: &'static str| self.fabric.error(ErrorKind::InvalidArgument, "fi_reject", why);
         if !request.offer.info.is_request() {
-            return Err(refuse("the offer is not that of a connection request"));
+            let detail = "the offer is not that of a connection request";
+            return Err(self.fabric.error(ErrorKind::InvalidArgument, "fi_reject", detail));
         }
-        if !request.offer.info.belongs_to(&self.fabric) {
-            return Err(refuse(
-                "the connection request belongs to a listener on another fabric. Open the domain \
-                 with Domain::open_on and the listener's fabric",
-            ));
-        }
+        request.offer.info.check_fabric(&self.fabric, "fi_reject")?;
         check_connection_data("fi_reject", self.handle.as_fid(), reason).map_err(add_provider)?;
         request.offer.info.claim("fi_reject").map_err(add_provider)?;
         // SAFETY: the request's info is alive; its handle names the connection and is used only

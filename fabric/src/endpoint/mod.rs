@@ -237,23 +237,18 @@ impl<'q> EndpointBuilder<'q> {
         {
             return Err(refuse("the offer is of another provider than the domain"));
         }
-        if !self.offer.info.belongs_to(domain.fabric()) {
-            return Err(refuse(
-                "the connection request belongs to a listener on another fabric. Open the domain \
-                 with Domain::open_on and the listener's fabric",
-            ));
-        }
+        self.offer.info.check_fabric(domain.fabric(), "fi_endpoint")?;
         if self.destination.is_some() && self.offer.info.is_request() {
             return Err(refuse("a connection request already has a destination"));
         }
         self.offer.info.claim("fi_endpoint").map_err(|e| domain.add_provider(e))?;
         let destination = self.destination.as_ref();
         let towards = destination.map(|to| self.offer.info.towards(&to.0)).transpose()?;
-        let info = towards.as_ref().unwrap_or(&self.offer.info).as_ptr();
+        let info = towards.as_ref().unwrap_or(&self.offer.info);
         // SAFETY: domain and offer are alive; the object is owned here.
         let opened = unsafe {
             Handle::open("fi_endpoint", &domain_facts.provider, |endpoint| {
-                sys::fi_endpoint(domain.as_ptr(), info, endpoint, ptr::null_mut())
+                sys::fi_endpoint(domain.as_ptr(), info.as_ptr(), endpoint, ptr::null_mut())
             })
         };
         let lost = !connectionless && self.destination.is_none();
@@ -319,11 +314,9 @@ impl<'q> EndpointBuilder<'q> {
         }
         let limits = limits(&domain, &handle);
         // Only now: a queue must not count an endpoint that failed to open.
-        let destination = destination.map(|address| address.display(&domain));
-        let destination = destination.or_else(|| self.offer.info.destination());
         let named = if connectionless { self.addresses.clone() } else { None };
         let (number, member) = queue.join(handle.as_fid(), named);
-        if let Some(name) = destination {
+        if let Some(name) = info.destination() {
             member.connects_to(name);
         }
         let queue_binding = QueueBinding { queue: queue.shared_handle(), number, member };
