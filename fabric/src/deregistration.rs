@@ -16,19 +16,7 @@ use crate::quirks::deregisters_without_lock;
 use crate::{Memory, Version};
 
 /// The owner of registered memory, which must not be freed while the registration exists.
-pub(crate) struct Keepalive(#[allow(dead_code)] Vec<Box<dyn Memory>>);
-
-impl Keepalive {
-    pub(crate) fn new(memory: Vec<Box<dyn Memory>>) -> Self {
-        Self(memory)
-    }
-}
-
-impl std::fmt::Debug for Keepalive {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} buffers", self.0.len())
-    }
-}
+pub(crate) type Keepalive = Vec<Box<dyn Memory>>;
 
 /// A registration whose last user has dropped it.
 #[derive(Debug)]

@@ -58,20 +58,14 @@ pub unsafe trait Memory: Send + Sync + 'static {
     }
 }
 
-// SAFETY: the inner value fulfils the contract and does not move the bytes.
-unsafe impl Memory for Box<dyn Memory> {
-    fn as_ptr(&self) -> *mut u8 {
-        (**self).as_ptr()
-    }
-    fn len(&self) -> usize {
-        (**self).len()
-    }
-    fn kind(&self) -> MemoryKind {
-        (**self).kind()
+impl std::fmt::Debug for dyn Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes of {} memory", self.len(), self.kind())
     }
 }
 
-// SAFETY: as above; the value is shared, and lives until its last owner drops it.
+// SAFETY: the inner value fulfils the contract, does not move the bytes, and lives until its last
+// owner drops it.
 unsafe impl<M: Memory> Memory for std::sync::Arc<M> {
     fn as_ptr(&self) -> *mut u8 {
         (**self).as_ptr()
@@ -101,13 +95,8 @@ unsafe impl<M: Memory> Memory for std::sync::Arc<M> {
 pub struct HostMemory {
     base: NonNull<u8>,
     length: usize,
-    origin: Origin,
-}
-
-#[derive(Debug)]
-enum Origin {
-    Mapping,
-    Vector { capacity: usize },
+    /// Capacity of the vector that was taken over; none for a mapping.
+    vector_capacity: Option<usize>,
 }
 
 // SAFETY: a plain range of memory without thread affinity.
@@ -140,7 +129,7 @@ impl HostMemory {
             return Err(Error::new(ErrorKind::ResourceExhausted, "mmap", detail));
         }
         NonNull::new(base.cast())
-            .map(|base| Self { base, length, origin: Origin::Mapping })
+            .map(|base| Self { base, length, vector_capacity: None })
             .ok_or_else(|| Error::new(ErrorKind::Other, "mmap", "mapped at address 0"))
     }
 
@@ -154,7 +143,7 @@ impl HostMemory {
         }
         let mut bytes = std::mem::ManuallyDrop::new(bytes);
         let (base, capacity) = (NonNull::from(&mut bytes[..]), bytes.capacity());
-        Ok(Self { base: base.cast(), length: base.len(), origin: Origin::Vector { capacity } })
+        Ok(Self { base: base.cast(), length: base.len(), vector_capacity: Some(capacity) })
     }
 }
 
@@ -171,13 +160,13 @@ unsafe impl Memory for HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        match self.origin {
+        match self.vector_capacity {
             // SAFETY: exactly the mapping made by `zeroed`.
-            Origin::Mapping => unsafe {
+            None => unsafe {
                 libc::munmap(self.base.as_ptr().cast(), self.length);
             },
             // SAFETY: exactly the parts of the vector that `from_vec` took over.
-            Origin::Vector { capacity } => unsafe {
+            Some(capacity) => unsafe {
                 drop(Vec::from_raw_parts(self.base.as_ptr(), self.length, capacity));
             },
         }

@@ -44,29 +44,27 @@ pub enum MemoryKind {
 const EMULATED: u32 = u32::from_le_bytes(*b"FcEm");
 
 impl MemoryKind {
+    /// Number and name of the interface, and the device number within it, if it has one.
+    fn parts(self) -> (u32, &'static str, Option<i32>) {
+        match self {
+            Self::Host => (sys::FI_HMEM_SYSTEM, "host", None),
+            Self::Cuda(n) => (sys::FI_HMEM_CUDA, "cuda", Some(n)),
+            Self::Rocr => (sys::FI_HMEM_ROCR, "rocr", None),
+            Self::LevelZero(n) => (sys::FI_HMEM_ZE, "ze", Some(n)),
+            Self::Neuron(n) => (sys::FI_HMEM_NEURON, "neuron", Some(n)),
+            Self::SynapseAi(n) => (sys::FI_HMEM_SYNAPSEAI, "synapseai", Some(n)),
+            Self::Emulated(n) => (EMULATED, "emulated", Some(n)),
+        }
+    }
+
     /// libfabric's number of the interface.
     pub(crate) fn interface(self) -> u32 {
-        match self {
-            Self::Host => sys::FI_HMEM_SYSTEM,
-            Self::Cuda(_) => sys::FI_HMEM_CUDA,
-            Self::Rocr => sys::FI_HMEM_ROCR,
-            Self::LevelZero(_) => sys::FI_HMEM_ZE,
-            Self::Neuron(_) => sys::FI_HMEM_NEURON,
-            Self::SynapseAi(_) => sys::FI_HMEM_SYNAPSEAI,
-            Self::Emulated(_) => EMULATED,
-        }
+        self.parts().0
     }
 
     /// The device number within the interface, 0 if there is none.
     pub(crate) fn device(self) -> i32 {
-        match self {
-            Self::Host | Self::Rocr => 0,
-            Self::Cuda(n)
-            | Self::LevelZero(n)
-            | Self::Neuron(n)
-            | Self::SynapseAi(n)
-            | Self::Emulated(n) => n,
-        }
+        self.parts().2.unwrap_or(0)
     }
 
     pub(crate) fn from_parts(interface: u32, device: i32) -> Option<Self> {
@@ -92,14 +90,8 @@ impl MemoryKind {
 
 impl fmt::Display for MemoryKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Host => write!(f, "host"),
-            Self::Cuda(n) => write!(f, "cuda:{n}"),
-            Self::Rocr => write!(f, "rocr"),
-            Self::LevelZero(n) => write!(f, "ze:{n}"),
-            Self::Neuron(n) => write!(f, "neuron:{n}"),
-            Self::SynapseAi(n) => write!(f, "synapseai:{n}"),
-            Self::Emulated(n) => write!(f, "emulated:{n}"),
-        }
+        let (_, name, device) = self.parts();
+        f.write_str(name)?;
+        device.map_or(Ok(()), |number| write!(f, ":{number}"))
     }
 }

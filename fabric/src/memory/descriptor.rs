@@ -159,17 +159,17 @@ impl RemoteRegion {
     /// `MalformedDescriptor` for bytes that are truncated, too long, altered or inconsistent,
     /// `VersionMismatch` for an unknown version; the text names the fault.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let mut input = Input { bytes, at: 0 };
-        if input.array::<4>("the magic")? != MAGIC {
+        let mut rest = bytes;
+        if take::<4>(&mut rest, "the magic")? != MAGIC {
             return Err(malformed("it does not begin with \"FcMR\""));
         }
-        let version = u16::from_le_bytes(input.array("the version")?);
+        let version = u16::from_le_bytes(take(&mut rest, "the version")?);
         if version != VERSION {
             let detail =
                 format!("region descriptor of version {version}, this build supports {VERSION}");
             return Err(Error::new(ErrorKind::VersionMismatch, OPERATION, detail));
         }
-        let total = usize::from(u16::from_le_bytes(input.array("the length")?));
+        let total = usize::from(u16::from_le_bytes(take(&mut rest, "the length")?));
         if bytes.len() < total {
             return Err(malformed(format!("it is truncated: {} of {total} bytes", bytes.len())));
         }
@@ -180,15 +180,15 @@ impl RemoteRegion {
         if crc32fast::hash(body).to_le_bytes() != *checksum {
             return Err(malformed("its checksum is wrong: it was altered in transit"));
         }
-        input.bytes = body;
-        let protocol = u32::from_le_bytes(input.array("the protocol")?);
-        let interface = u32::from_le_bytes(input.array("the interface")?);
-        let device = i32::from_le_bytes(input.array("the device")?);
-        let wire_access = u32::from_le_bytes(input.array("the access flags")?);
-        let length = u64::from_le_bytes(input.array("the region's length")?);
-        let base = u64::from_le_bytes(input.array("the base")?);
-        let key_length = u16::from_le_bytes(input.array("the key's length")?);
-        let key_bytes = &body[input.at..];
+        let mut rest = &rest[..rest.len() - CHECKSUM];
+        let protocol = u32::from_le_bytes(take(&mut rest, "the protocol")?);
+        let interface = u32::from_le_bytes(take(&mut rest, "the interface")?);
+        let device = i32::from_le_bytes(take(&mut rest, "the device")?);
+        let wire_access = u32::from_le_bytes(take(&mut rest, "the access flags")?);
+        let length = u64::from_le_bytes(take(&mut rest, "the region's length")?);
+        let base = u64::from_le_bytes(take(&mut rest, "the base")?);
+        let key_length = u16::from_le_bytes(take(&mut rest, "the key's length")?);
+        let key_bytes = rest;
 
         let kind = MemoryKind::from_parts(interface, device).ok_or_else(|| {
             malformed(format!("memory interface {interface} with device {device} is not known"))
@@ -227,22 +227,12 @@ fn malformed(why: impl Into<std::borrow::Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::MalformedDescriptor, OPERATION, why)
 }
 
-struct Input<'a> {
-    bytes: &'a [u8],
-    at: usize,
-}
-
-impl Input<'_> {
-    fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N]> {
-        let end = self.at + N;
-        let array = self
-            .bytes
-            .get(self.at..end)
-            .and_then(|slice| slice.try_into().ok())
-            .ok_or_else(|| malformed(format!("it is truncated: {what} is missing")))?;
-        self.at = end;
-        Ok(array)
-    }
+/// Takes the next field off the rest of a descriptor.
+fn take<const N: usize>(rest: &mut &[u8], what: &str) -> Result<[u8; N]> {
+    let missing = || malformed(format!("it is truncated: {what} is missing"));
+    let (field, behind) = rest.split_first_chunk().ok_or_else(missing)?;
+    *rest = behind;
+    Ok(*field)
 }
 
 impl Serialize for RemoteRegion {

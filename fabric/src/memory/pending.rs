@@ -4,7 +4,6 @@
 //! [`PendingRegion`]: only the event of its completion turns it into a region.
 #![allow(unsafe_code)]
 
-use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -45,12 +44,11 @@ impl Domain {
             unsafe { self.call(&Source::Vector(&vector), &extent, &options, context)? };
         Ok(PendingRegion {
             number,
-            handle: ManuallyDrop::new(handle),
+            parts: Some((handle, memory)),
             enabled,
             extent,
             access: options.access,
             domain: self.clone(),
-            memory: ManuallyDrop::new(Keepalive::new(memory)),
         })
     }
 }
@@ -78,22 +76,21 @@ impl Domain {
 #[derive(Debug)]
 pub struct PendingRegion {
     number: usize,
-    handle: ManuallyDrop<Handle<sys::fid_mr>>,
+    /// The registration and its memory, until `finish` takes them.
+    parts: Option<(Handle<sys::fid_mr>, Keepalive)>,
     enabled: bool,
     extent: Extent,
     access: Access,
     domain: Domain,
-    memory: ManuallyDrop<Keepalive>,
 }
 
 impl Drop for PendingRegion {
     fn drop(&mut self) {
+        let Some((handle, memory)) = self.parts.take() else { return };
         if self.domain.is_inherited() {
+            std::mem::forget((handle, memory));
             return;
         }
-        // SAFETY: `finish`, which also takes these fields, prevents this from running.
-        let (handle, memory) =
-            unsafe { (ManuallyDrop::take(&mut self.handle), ManuallyDrop::take(&mut self.memory)) };
         drop(self.domain.deregistration_lock().close(handle, Some(memory), self.extent.length));
     }
 }
@@ -105,8 +102,8 @@ impl PendingRegion {
     /// Is this event about this registration?
     #[must_use]
     pub fn is_done_by(&self, event: &Event) -> bool {
-        matches!(event, Event::RegistrationComplete(done)
-            if done.is_of(self.number, self.handle.as_fid()))
+        matches!((event, &self.parts), (Event::RegistrationComplete(done), Some((handle, _)))
+            if done.is_of(self.number, handle.as_fid()))
     }
 
     /// Finishes the registration after its event arrived.
@@ -114,24 +111,20 @@ impl PendingRegion {
     /// # Errors
     /// Returns the pending region, with the reason, if the event belongs to another
     /// registration.
-    pub fn finish(self, event: &Event) -> std::result::Result<MemoryRegion, Box<(Self, Error)>> {
-        if !self.is_done_by(event) {
-            let detail = "the event belongs to another registration";
-            let error = Error::new(ErrorKind::InvalidArgument, "finish registration", detail);
-            return Err(Box::new((self, error)));
+    pub fn finish(
+        mut self,
+        event: &Event,
+    ) -> std::result::Result<MemoryRegion, Box<(Self, Error)>> {
+        if self.is_done_by(event)
+            && let Some((handle, memory)) = self.parts.take()
+        {
+            let (domain, extent, access) = (self.domain.clone(), self.extent, self.access);
+            let (handle, memory) = (Some(handle), Some(memory));
+            return Ok(MemoryRegion::new(domain, handle, extent, access, memory, self.enabled));
         }
-        let mut pending = ManuallyDrop::new(self);
-        // SAFETY: each field is taken once; the rest of the pending region owns nothing, and is
-        // never dropped.
-        let (handle, memory, domain) = unsafe {
-            (
-                ManuallyDrop::take(&mut pending.handle),
-                ManuallyDrop::take(&mut pending.memory),
-                std::ptr::read(&pending.domain),
-            )
-        };
-        let (extent, access, enabled) = (pending.extent, pending.access, pending.enabled);
-        Ok(MemoryRegion::new(domain, Some(handle), extent, access, Some(memory), enabled))
+        let detail = "the event belongs to another registration";
+        let error = Error::new(ErrorKind::InvalidArgument, "finish registration", detail);
+        Err(Box::new((self, error)))
     }
 
     /// Waits for its event and finishes. Other events on the queue are dropped, so the queue

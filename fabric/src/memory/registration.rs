@@ -6,6 +6,7 @@
 //! precondition that was probably violated.
 #![allow(unsafe_code)]
 
+use std::fmt::Display;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::raw::c_void;
 use std::ptr;
@@ -180,7 +181,7 @@ impl Domain {
         let options = options.into();
         let (vector, extent) = self.check_buffers(&memory)?;
         // SAFETY: `memory` keeps the ranges valid and moves into the region.
-        unsafe { self.register_checked(&vector, extent, Some(Keepalive::new(memory)), &options) }
+        unsafe { self.register_checked(&vector, extent, Some(memory), &options) }
     }
 
     /// Registers memory that the region does not own.
@@ -241,11 +242,7 @@ impl Domain {
             return Err(self.error(ErrorKind::NotSupported, OPERATION, detail));
         }
         self.refuse_if_asynchronous()?;
-        if !self.capabilities().caps.contains(Caps::DEVICE_MEMORY) {
-            let detail = "a dma-buf: the domain was not opened with Caps::DEVICE_MEMORY (FI_HMEM)";
-            return Err(self.error(ErrorKind::NotSupported, OPERATION, detail));
-        }
-        self.refuse_if_emulated(buffer.kind)?;
+        self.check_device(&"a dma-buf", buffer.kind)?;
         let add_provider = |e| self.add_provider(e);
         range::check(OPERATION, buffer.base as usize, buffer.length).map_err(add_provider)?;
         if buffer.offset > buffer.base as u64 {
@@ -260,12 +257,17 @@ impl Domain {
         Ok(MemoryRegion::new(self.clone(), Some(handle), extent, options.access, memory, enabled))
     }
 
-    /// A real provider would use the number of an emulated device as an index.
-    fn refuse_if_emulated(&self, kind: MemoryKind) -> Result<()> {
-        if !matches!(kind, MemoryKind::Emulated(_)) || self.offer().is_emulated() {
+    /// Checks the offer: some providers accept a device registration that they cannot honour and
+    /// then treat the address as host memory, or use the number of an emulated device as an index.
+    fn check_device(&self, what: &dyn Display, kind: MemoryKind) -> Result<()> {
+        let is_emulated = matches!(kind, MemoryKind::Emulated(_));
+        let detail = if !self.capabilities().caps.contains(Caps::DEVICE_MEMORY) {
+            format!("{what}: the domain was not opened with Caps::DEVICE_MEMORY (FI_HMEM)")
+        } else if is_emulated && !self.offer().is_emulated() {
+            format!("{kind} memory: libfabric has no emulated devices")
+        } else {
             return Ok(());
-        }
-        let detail = format!("{kind} memory: libfabric has no emulated devices");
+        };
         Err(self.error(ErrorKind::NotSupported, OPERATION, detail))
     }
 
@@ -291,8 +293,9 @@ impl Domain {
         }
         let (base, length, kind) = (memory.as_ptr(), memory.len(), memory.kind());
         let buffer = DmaBuf { fd, offset, length, base, kind };
+        let memory: Keepalive = vec![Box::new(memory)];
         // SAFETY: by contract; the memory moves into the region.
-        unsafe { self.register_dma_buf_of(&buffer, options.into(), Some(memory_of(memory))) }
+        unsafe { self.register_dma_buf_of(&buffer, options.into(), Some(memory)) }
     }
 
     /// Can this build of libfabric, with the installed runtimes, register memory of this kind?
@@ -352,15 +355,7 @@ impl Domain {
         let base = base as usize;
         let add_provider = |e| self.add_provider(e);
         if kind.is_device() {
-            // Some providers accept a device registration that they cannot honour and then
-            // treat the address as host memory: check the offer.
-            if !self.capabilities().caps.contains(Caps::DEVICE_MEMORY) {
-                let detail = format!(
-                    "{kind} memory: the domain was not opened with Caps::DEVICE_MEMORY (FI_HMEM)"
-                );
-                return Err(self.error(ErrorKind::NotSupported, OPERATION, detail));
-            }
-            self.refuse_if_emulated(kind)?;
+            self.check_device(&format_args!("{kind} memory"), kind)?;
             // Device addresses mean nothing in the host's address space.
             if length == 0 || base.checked_add(length).is_none() {
                 range::check(OPERATION, base, length).map_err(add_provider)?;
@@ -541,10 +536,6 @@ impl Domain {
             tracing::error!(%error, "a mapped key could not be released");
         }
     }
-}
-
-fn memory_of(memory: impl Memory) -> Keepalive {
-    Keepalive::new(vec![Box::new(memory)])
 }
 
 /// Can peers access a region as soon as it is registered, or must it be bound first?
