@@ -4,13 +4,16 @@
 //! source contains its process and time, and the number of its PID namespace: `/dev/shm` may be shared
 //! by several. The next endpoint of shm that the user opens in that namespace removes the files of
 //! processes that no longer exist.
-#![allow(unsafe_code)]
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process;
 use std::time::{SystemTime, UNIX_EPOCH};
+
+use nix::errno::Errno;
+use nix::sys::signal::kill;
+use nix::unistd::{Pid, geteuid};
 
 const DIRECTORY: &str = "/dev/shm";
 /// The scheme of shm's sources.
@@ -38,8 +41,7 @@ fn remove_in(directory: &Path, namespace: u64) {
     if namespace == 0 {
         return;
     }
-    // SAFETY: no arguments, and it cannot fail.
-    let user = unsafe { libc::geteuid() };
+    let user = geteuid().as_raw();
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let process = name.to_str().and_then(|name| process_of(name, namespace));
@@ -65,9 +67,7 @@ fn process_of(name: &str, namespace: u64) -> Option<i32> {
 
 /// Does a process exist? If it belongs to another user, too.
 fn exists(process: i32) -> bool {
-    // SAFETY: no pointers; signal 0 is not sent.
-    let code = unsafe { libc::kill(process, 0) };
-    code == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
+    kill(Pid::from_raw(process), None) != Err(Errno::ESRCH)
 }
 
 #[cfg(test)]
