@@ -34,9 +34,7 @@ pub(crate) const MAX_CONNECTION_DATA: usize = 1024;
 /// # Ok::<(), fabric::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct EventQueue {
-    shared: Arc<EventQueueShared>,
-}
+pub struct EventQueue(Arc<EventQueueShared>);
 
 #[derive(Debug)]
 pub(crate) struct EventQueueShared {
@@ -135,12 +133,12 @@ impl EventQueue {
                 sys::fi_eq_open(fabric.as_ptr(), &mut attributes, queue, ptr::null_mut())
             })?
         };
-        Ok(Self { shared: Arc::new(EventQueueShared { handle, fabric: fabric.clone() }) })
+        Ok(Self(Arc::new(EventQueueShared { handle, fabric: fabric.clone() })))
     }
 
     /// For objects that are bound to the queue.
     pub(crate) fn shared_handle(&self) -> Arc<EventQueueShared> {
-        Arc::clone(&self.shared)
+        Arc::clone(&self.0)
     }
 
     /// The next event, if there is one.
@@ -154,7 +152,7 @@ impl EventQueue {
         // SAFETY: the buffer's length is passed.
         let got = unsafe {
             sys::fi_eq_read(
-                self.shared.handle.as_ptr(),
+                self.0.handle.as_ptr(),
                 &mut number,
                 ptr::from_mut(&mut entry).cast(),
                 size_of::<ConnectionEntry>(),
@@ -168,11 +166,10 @@ impl EventQueue {
             return Err(self.read_error());
         }
         let length = Error::check("fi_eq_read", got as i64)
-            .map_err(|e| e.with_provider(self.shared.fabric.provider()))?
-            as usize;
+            .map_err(|e| e.with_provider(self.0.fabric.provider()))? as usize;
         // SAFETY: libfabric wrote an entry of the kind that `number` names; this process owns
         // the info of a connection request.
-        Ok(Some(unsafe { decode(number, &entry, length, &self.shared.fabric) }))
+        Ok(Some(unsafe { decode(number, &entry, length, &self.0.fabric) }))
     }
 
     /// Waits for the next event.
@@ -191,7 +188,7 @@ impl EventQueue {
             if !backoff.pause(&deadline) {
                 let detail = format!("no event within {timeout:?}");
                 let kind = ErrorKind::DeadlineExceeded;
-                return Err(self.shared.fabric.error(kind, "wait for event", detail));
+                return Err(self.0.fabric.error(kind, "wait for event", detail));
             }
         }
     }
@@ -200,16 +197,16 @@ impl EventQueue {
         // SAFETY: all bytes zero is a valid entry; the library fills what it knows.
         let mut entry: sys::fi_eq_err_entry = unsafe { std::mem::zeroed() };
         // SAFETY: the entry is valid.
-        let got = unsafe { sys::fi_eq_readerr(self.shared.handle.as_ptr(), &mut entry, 0) };
+        let got = unsafe { sys::fi_eq_readerr(self.0.handle.as_ptr(), &mut entry, 0) };
         if got < 0 {
             return Error::from_code("fi_eq_readerr", got as i64)
-                .with_provider(self.shared.fabric.provider());
+                .with_provider(self.0.fabric.provider());
         }
         let mut buffer = [0_u8; 256];
         // SAFETY: the entry was just read; the buffer's length is passed.
         let text = unsafe {
             let text = sys::fi_eq_strerror(
-                self.shared.handle.as_ptr(),
+                self.0.handle.as_ptr(),
                 entry.prov_errno,
                 entry.err_data,
                 buffer.as_mut_ptr().cast(),
@@ -218,7 +215,7 @@ impl EventQueue {
             string(text)
         };
         Error::from_code("connection management", i64::from(entry.err))
-            .with_provider(self.shared.fabric.provider())
+            .with_provider(self.0.fabric.provider())
             .with_provider_text(entry.prov_errno, text)
     }
 }

@@ -18,8 +18,7 @@ pub struct Version {
 
 impl Version {
     pub(crate) fn from_packed(packed: u32) -> Self {
-        let [a, b, c, d] = packed.to_be_bytes();
-        Self { major: u16::from_be_bytes([a, b]), minor: u16::from_be_bytes([c, d]) }
+        Self { major: (packed >> 16) as u16, minor: packed as u16 }
     }
 
     pub(crate) fn packed(self) -> u32 {

@@ -9,7 +9,6 @@
  */
 _Static_assert(FI_MR_BASIC == 1, "FI_MR_BASIC");
 _Static_assert(FI_MR_SCALABLE == 2, "FI_MR_SCALABLE");
-_Static_assert(FI_ORDER_STRICT == 0x1FF, "FI_ORDER_STRICT");
 _Static_assert(FI_ADDR_UNSPEC == UINT64_MAX, "FI_ADDR_UNSPEC");
 _Static_assert(FI_KEY_NOTAVAIL == UINT64_MAX, "FI_KEY_NOTAVAIL");
 #ifdef FI_MR_DMABUF

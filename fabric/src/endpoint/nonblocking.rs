@@ -137,21 +137,21 @@ impl Endpoint {
         code: isize,
         length: usize,
     ) -> Result<InjectOutcome> {
+        // One provider has no entry for the call, the other refuses this length.
+        let left = match code {
+            NOT_IMPLEMENTED => 0,
+            NOT_SUPPORTED => length.saturating_sub(1),
+            _ => {
+                self.false_if_would_block(operation, to, code)?;
+                return Ok(InjectOutcome::WouldBlock);
+            }
+        };
         let limit = match has_data {
             true => &mut self.limits.inject_write_data_size,
             false => &mut self.limits.inject_write_size,
         };
-        // One provider has no entry for the call, the other refuses this length.
-        let left = match code {
-            NOT_IMPLEMENTED => Some(0),
-            NOT_SUPPORTED => Some(length.saturating_sub(1)),
-            _ => None,
-        };
-        if let Some(left) = left {
-            *limit = left.min(*limit);
-            return Ok(InjectOutcome::NotSupported);
-        }
-        self.false_if_would_block(operation, to, code).map(|_| InjectOutcome::WouldBlock)
+        *limit = left.min(*limit);
+        Ok(InjectOutcome::NotSupported)
     }
 
     /// Injects a short message, with an optional tag; false if the queue has no space now.

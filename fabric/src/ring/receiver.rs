@@ -370,8 +370,7 @@ impl RingReceiver {
     /// The end notice arrived and every chunk was taken. Where the writer's queue may overrun, it
     /// keeps its quota until the credit of the last chunk.
     fn send_last_credit(&mut self, io: &mut EndpointIo) -> Result<CloseProgress> {
-        if !self.memory.quota().is_limited() || self.credit_error.is_some() || self.writer.is_none()
-        {
+        if !self.memory.quota().is_limited() || self.credit_error.is_some() {
             return Ok(CloseProgress::Complete);
         }
         // The writer has nothing in flight, so existing views do not matter.
