@@ -98,8 +98,6 @@ impl Locks {
     }
 }
 
-/// Guards a read or a registration.
-///
 /// Memory of regions that were closed under the guard is freed after the guard ends: it belongs
 /// to the caller, may own regions itself, and may take long to free.
 #[must_use]

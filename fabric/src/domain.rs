@@ -1,8 +1,7 @@
 //! Opening a domain on a fabric.
 //!
 //! A domain is the unit of sharing: memory registered with it serves all its endpoints and no
-//! others, and many providers run one progress engine per domain. Everything opened from a
-//! domain holds a reference to it, so a program may drop its objects in any order.
+//! others, and many providers run one progress engine per domain.
 #![allow(unsafe_code)]
 
 use std::borrow::Cow;
@@ -147,7 +146,6 @@ impl Domain {
         self.0.handle.as_ptr()
     }
 
-    /// Is this a forked child, so that the domain belongs to the parent?
     pub(crate) fn is_inherited(&self) -> bool {
         self.0.handle.is_inherited()
     }
@@ -156,12 +154,10 @@ impl Domain {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Like [`Error::check`], with the provider's name.
     pub(crate) fn check(&self, operation: &'static str, code: i32) -> Result<()> {
         self.0.fabric.check(operation, code)
     }
 
-    /// Like [`Error::new`], with the provider's name.
     pub(crate) fn error(
         &self,
         kind: ErrorKind,
@@ -171,7 +167,6 @@ impl Domain {
         self.0.fabric.error(kind, operation, detail)
     }
 
-    /// Adds the provider's name to an error.
     pub(crate) fn add_provider(&self, error: Error) -> Error {
         error.with_provider(&self.capabilities().provider)
     }

@@ -168,7 +168,6 @@ impl Error {
         if code >= 0 { Ok(code) } else { Err(Self::from_code(operation, code)) }
     }
 
-    /// A system error about this object.
     pub(crate) fn from_io_error(
         operation: &'static str,
         object: &dyn fmt::Display,
@@ -244,7 +243,6 @@ impl Error {
     }
 }
 
-/// libfabric's text for an error number.
 pub(crate) fn code_text(code: i32) -> &'static str {
     #[allow(unsafe_code)]
     // SAFETY: fi_strerror takes any number and returns a string constant.

@@ -20,7 +20,6 @@ struct Interface {
 }
 
 impl Interface {
-    /// May other machines reach this address?
     fn is_reachable(&self) -> bool {
         match self.address {
             IpAddr::V4(four) => !four.is_loopback() && !four.is_link_local(),

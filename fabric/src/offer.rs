@@ -38,9 +38,8 @@ unsafe impl Send for Info {}
 unsafe impl Sync for Info {}
 
 impl Info {
-    /// shm names its files after the process id, and a killed process leaves them behind: the
-    /// next process with that id would be refused permanently. So the source becomes a
-    /// [unique one](shm_files::new_source). A requested IP address is not used as a name: two
+    /// Replaces the process id, after which shm names its files, by a
+    /// [unique name](shm_files::new_source). A requested IP address is not used as a name: two
     /// processes that request the loopback address would collide.
     pub(crate) fn make_source_name_unique(&self) {
         let number = std::process::id();
@@ -66,7 +65,6 @@ impl Info {
         }
     }
 
-    /// Is its source the name of a file of shm?
     pub(crate) fn has_shm_source(&self) -> bool {
         // SAFETY: the element is alive; an address in the format of a string is terminated.
         unsafe {
@@ -77,7 +75,6 @@ impl Info {
         }
     }
 
-    /// The destination address, for messages.
     pub(crate) fn destination(&self) -> Option<String> {
         // SAFETY: the element is alive, and its address has the given length.
         let raw = unsafe { &*self.as_ptr() };
@@ -115,7 +112,6 @@ impl Info {
         self.element.as_ptr()
     }
 
-    /// Is this the offer of a connection request?
     pub(crate) fn is_request(&self) -> bool {
         // SAFETY: the element is alive.
         !unsafe { (*self.as_ptr()).handle }.is_null()

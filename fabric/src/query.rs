@@ -188,8 +188,6 @@ impl Query {
         let wanted = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
         let orders = match self.required_order {
             Some(order) => vec![order],
-            // A provider may drop all ordering unless a hint requests some, and a provider
-            // without ordering is not listed if a hint does.
             None => vec![wanted, Order::empty()],
         };
         let (mut offers, failure) =

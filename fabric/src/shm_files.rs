@@ -31,7 +31,6 @@ fn namespace() -> u64 {
     fs::metadata("/proc/self/ns/pid").map_or(0, |found| found.ino())
 }
 
-/// Removes the files of this user's processes in this PID namespace that no longer exist.
 pub(crate) fn remove_of_ended_processes() {
     remove_in(Path::new(DIRECTORY), namespace());
 }

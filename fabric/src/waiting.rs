@@ -44,7 +44,6 @@ impl Default for WaitStrategy {
     }
 }
 
-/// A point in time after which waiting ends.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline {
     /// None: too far away to be represented.

@@ -4,10 +4,6 @@
 //! peers that use another provider, are not ordered with them unless the hardware guarantees
 //! it. Access such words by atomics alone, also locally, through an endpoint that is connected
 //! to itself.
-//!
-//! The provider is asked for each combination of type, operation and form
-//! ([`Domain::atomic_limit`](crate::Domain::atomic_limit)): it may list `FI_ATOMIC` and support
-//! none.
 
 use libfabric_sys as sys;
 
@@ -150,7 +146,8 @@ impl AtomicForm {
 impl Domain {
     /// The number of elements that one atomic operation of an endpoint of this domain can take.
     ///
-    /// Returns `None` if the provider does not support the combination.
+    /// Returns `None` if the provider does not support the combination: it may list `FI_ATOMIC` and
+    /// support none.
     #[must_use]
     pub fn atomic_limit(
         &self,

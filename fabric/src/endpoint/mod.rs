@@ -5,10 +5,6 @@
 //! endpoint was opened. Providers answer a wrong argument with a bare `EINVAL`, with `EAGAIN`
 //! for ever, or not at all.
 //!
-//! - [`post`](PostOptions): slots, and the timeout when a queue is full
-//! - one-sided transfers, messages and atomics: one file each
-//! - connections: [`Listener`], and connecting, accepting, ending
-//!
 //! Four rules hold throughout. A post takes only the queue that was bound at opening. Memory of
 //! a post stays alive until the provider releases it, not until the caller stops waiting. An
 //! endpoint is closed before its buffers are released, because only closing ends a started
@@ -89,7 +85,6 @@ pub struct Endpoint {
     /// Declared before the queue: rxm keeps megabytes of a vector that is closed after its
     /// queue.
     addresses: Option<AddressVector>,
-    /// The hazard pointer: the peer that is posted to now, for threads that remove peers.
     hazard: Arc<HazardPointer>,
     queue_binding: QueueBinding,
     limits: Limits,
@@ -387,7 +382,6 @@ fn inject_write_size(handle: &Handle<sys::fid_ep>, most: usize) -> usize {
 }
 
 impl Endpoint {
-    /// A peer's address, for messages.
     #[cold]
     pub(crate) fn name_of(&self, peer: Peer) -> Option<String> {
         self.queue_binding.member.name_of(peer)

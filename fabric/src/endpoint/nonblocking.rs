@@ -18,7 +18,6 @@ pub(crate) struct RemoteTarget<'a> {
     pub(crate) offset: u64,
 }
 
-/// The outcome of an injected write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InjectOutcome {
     /// The provider copied the bytes.

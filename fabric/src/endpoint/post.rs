@@ -231,7 +231,6 @@ impl Endpoint {
         })
     }
 
-    /// Does the endpoint support two-sided messages, with or without tags?
     #[inline]
     pub(super) fn check_messages(&self, operation: &'static str, tagged: bool) -> Result<()> {
         let has_them = if tagged { self.limits.has_tagged } else { self.limits.has_message };
@@ -330,8 +329,6 @@ impl Endpoint {
         Err(removal_error.unwrap_or_else(|| self.post_error(operation, peer, code, timeout)))
     }
 
-    /// The provider's queue is full, or a connection is being set up: makes progress, with
-    /// growing pauses, and retries until the timeout.
     #[cold]
     fn retry_until_timeout(
         queue: &mut CompletionQueue,

@@ -7,7 +7,6 @@ use libfabric_sys as sys;
 use super::Endpoint;
 use crate::{Access, ErrorKind, MemoryRegion, Result};
 
-/// A part of a region.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LocalSegment<'a> {
     pub(crate) region: &'a MemoryRegion,

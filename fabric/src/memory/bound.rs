@@ -46,7 +46,6 @@ impl Registration {
     }
 }
 
-/// The registrations that are bound to one endpoint.
 #[derive(Debug)]
 pub(crate) struct BoundRegistrations {
     /// Distinguishes endpoints, including closed ones.
@@ -67,7 +66,6 @@ impl BoundRegistrations {
         self.number
     }
 
-    /// Records a bound registration.
     pub(super) fn add(&self, registration: &Arc<Registration>) {
         let mut registrations = lock(&self.registrations);
         if registrations.len() == registrations.capacity() {

@@ -8,11 +8,6 @@
 //! - a [`MemoryRegion`] is held by its slices, and by every operation in flight;
 //! - a registration bound to an endpoint is closed before it, and its memory freed after it;
 //! - a registration that cannot be closed keeps its memory permanently.
-//!
-//! Two types stand for the two ends. A [`MemoryRegion`] is the local view; its bytes are copied
-//! in and out. A [`RemoteRegion`] is sent to peers: length, access, kind, wire protocol and
-//! key, versioned and checked. The receiver turns it into [`RemoteMemory`], the only target
-//! that one-sided operations accept.
 
 mod access;
 mod bound;
@@ -81,7 +76,6 @@ struct RegionInner {
     memory: Option<Keepalive>,
 }
 
-/// The range of a region.
 #[derive(Debug, Clone, Copy)]
 struct Extent {
     base: *mut u8,

@@ -27,7 +27,6 @@ pub(crate) fn check(operation: &'static str, base: usize, length: usize) -> Resu
     Ok(())
 }
 
-/// Refuses ranges with unmapped pages.
 pub(crate) fn check_mapped(operation: &'static str, base: usize, length: usize) -> Result<()> {
     if is_mapped(base, length) {
         return Ok(());
@@ -40,7 +39,6 @@ pub(crate) fn check_mapped(operation: &'static str, base: usize, length: usize) 
     Err(Error::new(ErrorKind::NotMapped, operation, detail))
 }
 
-/// The system's page size in bytes.
 pub(super) fn page_size() -> usize {
     // SAFETY: queries a constant of the system.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };

@@ -11,7 +11,6 @@ use threads::lock;
 
 use super::{BATCH, CompletionQueue, QueueShared};
 
-/// An entry that was read ahead of its owner.
 #[derive(Debug)]
 pub(super) struct DrainedEntry(sys::fi_cq_tagged_entry);
 
@@ -19,9 +18,7 @@ pub(super) struct DrainedEntry(sys::fi_cq_tagged_entry);
 unsafe impl Send for DrainedEntry {}
 
 impl QueueShared {
-    /// Drains the queue before an endpoint is closed whose provider crashes on unread entries,
-    /// and stores the entries for the queue's owner. They are few, unless the owner has not
-    /// polled for long.
+    /// Reads the entries, which are few unless the queue's owner has not polled for long.
     #[cold]
     pub(crate) fn drain_entries(&self) {
         const MAX_DRAINED: usize = 1 << 16;

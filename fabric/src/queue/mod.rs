@@ -1,9 +1,5 @@
 //! Completion queues.
 //!
-//! A queue also owns everything that operations in flight may still access. The provider gets
-//! scratch space as the operation's context. The slot next to it holds the memory, and is freed
-//! when the operation completes or its endpoint is closed, even if the queue is dropped first.
-//!
 //! Entries are read in batches. An entry that a call did not ask for is stored for the next
 //! call, so waiting for one operation loses no others.
 #![allow(unsafe_code)]
@@ -122,14 +118,11 @@ pub(crate) struct QueueShared {
     /// The operations that were in flight when the queue's owner dropped it. Freed with the
     /// queue itself: after the last endpoint is closed.
     orphaned_table: Mutex<Option<Box<Table>>>,
-    /// Counts closed endpoints.
     closed_endpoints: AtomicU32,
     domain: Domain,
-    /// Do entries have tags?
     has_tags: bool,
     /// Entries that were drained when an endpoint was closed, for the next reader of the queue.
     drained: Mutex<VecDeque<DrainedEntry>>,
-    /// A wake-up was requested.
     wake_up: AtomicBool,
     /// Was the queue opened with a wait object? libfabric 1.17 crashes if a queue without one
     /// is signalled.
@@ -198,7 +191,6 @@ pub(crate) struct Slot {
     /// The operation's context: the address of the entry.
     context: *mut c_void,
     token: u64,
-    /// The peer that the operation is directed to.
     peer: Peer,
     /// Never zero, so that an optional operation id needs no extra space.
     generation: NonZeroU32,
@@ -307,7 +299,6 @@ impl CompletionQueue {
         })
     }
 
-    /// The requested capacity in entries; 0: the provider's default.
     pub(crate) fn size(&self) -> usize {
         self.size
     }
@@ -458,7 +449,6 @@ impl CompletionQueue {
         }
     }
 
-    /// Converts entries without tags to the form with tags.
     #[cold]
     fn widen(&mut self) {
         if let Some(entries) = &self.untagged {
@@ -577,7 +567,6 @@ impl CompletionQueue {
         }
     }
 
-    /// The address of the peer of a member's operation, for messages.
     #[cold]
     fn name_of(&self, member: u32, peer: Peer) -> Option<String> {
         self.members.get(member as usize)?.name_of(peer)

@@ -28,7 +28,6 @@ impl Waker {
         self.0.domain.check("fi_cq_signal", code)
     }
 
-    /// Is this a forked child, so that the queue belongs to the parent?
     pub(crate) fn is_inherited(&self) -> bool {
         self.0.handle.is_inherited()
     }
@@ -57,13 +56,11 @@ impl Member {
         }
     }
 
-    /// Records the peer that a connected endpoint is connected to.
     pub(crate) fn connects_to(&self, name: String) {
         // A second attempt to connect leads to the same peer, or fails.
         let _ = self.connected_to.set(name);
     }
 
-    /// Called before the endpoint is closed.
     pub(crate) fn begin_close(&self) {
         *lock(&self.endpoint) = None;
     }

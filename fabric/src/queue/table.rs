@@ -96,7 +96,6 @@ struct Chunk {
 /// All slots of one queue.
 pub(super) struct Table {
     chunks: Vec<Chunk>,
-    /// Free entries of this table.
     free: Vec<NonNull<TableEntry>>,
     total: u32,
     abandoned: usize,

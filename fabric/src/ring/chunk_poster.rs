@@ -24,19 +24,16 @@ const MAX_COPIED_WRITE: usize = 256;
 /// Tokens of a ring's writes: this, then generation and sender index, then the slot.
 const WRITE_TOKEN: u64 = 0x5269 << 48;
 
-/// The sender in the token of a last notice.
 pub(super) fn parse_last_notice_token(token: u64) -> Option<SenderInstance> {
     (token >> 32 == LAST_NOTICE_TOKEN >> 32).then_some(SenderInstance(token as u32))
 }
 
-/// Sender and slot in the token of a write.
 #[inline]
 pub(super) fn parse_write_token(token: u64) -> Option<(SenderInstance, u16)> {
     let instance = SenderInstance((token >> 16) as u32);
     (token >> 48 == WRITE_TOKEN >> 48).then_some((instance, token as u16))
 }
 
-/// Outcome of posting a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Posted {
     /// There was no room: post it again unchanged.
@@ -54,7 +51,6 @@ struct Slot {
     pending: u8,
     /// The notice to send after them.
     immediate: u32,
-    /// Bytes of payload.
     payload: u32,
     /// The chunk's number in `PostedChunks`.
     post_number: u64,
@@ -93,7 +89,6 @@ impl PostedChunks {
     }
 }
 
-/// Posts the chunks of a ring on one endpoint.
 #[derive(Debug)]
 pub(super) struct ChunkPoster {
     mode: NotifyMode,
@@ -102,7 +97,6 @@ pub(super) struct ChunkPoster {
     ring: RemoteMemory,
     /// The reader's separate headers, if the layout has them.
     remote_headers: Option<RemoteMemory>,
-    /// Sends notices without a chunk to the reader.
     notice_sender: NoticeSender,
     instance: SenderInstance,
     token: u64,
@@ -346,12 +340,10 @@ impl ChunkPoster {
         self.pending_notices.clear();
     }
 
-    /// Was only a part of a chunk written?
     pub(super) fn has_partial_chunk(&self) -> bool {
         self.partial.is_some_and(|partial| self.slots[usize::from(partial.slot)].pending > 0)
     }
 
-    /// Sends pending notices, as far as there is room.
     #[inline]
     pub(super) fn send_pending(&mut self, io: &mut EndpointIo) -> Result<()> {
         while let Some(bits) = self.pending_notices.front() {

@@ -10,7 +10,6 @@
 //! order: an overtaken one lies behind the known head and is ignored. If only lower bits were sent,
 //! an overtaken credit could look like one ahead.
 
-/// Bytes of a credit.
 pub(super) const LENGTH: usize = 16;
 
 /// The reader's head in one epoch.

@@ -16,12 +16,10 @@ pub(super) fn register(endpoint: &Endpoint, senders: u16) -> Result<MemoryRegion
     RegistrationScope::of(endpoint).register(memory, Access::REMOTE_WRITE)
 }
 
-/// Offset of the credit slot of this sender.
 pub(super) fn credit_offset(sender_index: u16) -> usize {
     SCRATCH_LEN + usize::from(sender_index) * credit_format::LENGTH
 }
 
-/// The credit slot of one sender.
 #[derive(Debug)]
 pub(super) struct CreditSlot {
     credit_memory: MemoryRegion,

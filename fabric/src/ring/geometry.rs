@@ -14,7 +14,6 @@ pub const MAX_CHUNKS: u64 = 1 << 14;
 /// Chunks of a ring with [separate headers](ChunkLayout::SeparateHeader), each of which needs its
 /// own memory.
 pub const MAX_CHUNKS_SEPARATE_HEADER: u64 = 1 << 10;
-/// The smallest ring, in bytes.
 pub(super) const MIN_CAPACITY: u64 = 16 * MIN_GRANULE;
 /// The largest ring, in bytes.
 pub const MAX_CAPACITY: u64 = 1 << 40;

@@ -68,7 +68,6 @@ pub(super) struct RingMemory {
     is_asleep: AtomicBool,
     /// The quota of the queue is returned once nothing more can arrive.
     quota: QueueQuota,
-    /// The waker of the reader's queue.
     waker: Waker,
 }
 
@@ -122,7 +121,6 @@ impl RingMemory {
         lanes.collect()
     }
 
-    /// Lanes that write it.
     pub(super) fn lanes(&self) -> usize {
         1 + self.lane_regions.len()
     }
@@ -132,12 +130,10 @@ impl RingMemory {
         self.region.domain()
     }
 
-    /// Bytes of the ring.
     pub(super) fn capacity(&self) -> u64 {
         self.geometry.capacity()
     }
 
-    /// The ring's quota of the queue.
     pub(super) fn quota(&self) -> &QueueQuota {
         &self.quota
     }

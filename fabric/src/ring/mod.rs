@@ -90,7 +90,6 @@ impl SenderInstance {
     }
 }
 
-/// A notice from the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ReceivedNotice {
     bits: u32,

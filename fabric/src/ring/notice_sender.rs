@@ -19,7 +19,6 @@ pub(super) const LAST_NOTICE_TOKEN: u64 = 0x4c61_7374 << 32;
 /// Token of a credit for which the next one waits: this, and a number of the caller.
 const CREDIT_TOKEN: u64 = 0x4372_6564 << 32;
 
-/// The number in the token of a credit.
 #[inline]
 pub(super) fn parse_credit_token(token: u64) -> Option<u32> {
     (token >> 32 == CREDIT_TOKEN >> 32).then_some(token as u32)
@@ -29,12 +28,10 @@ pub(super) fn parse_credit_token(token: u64) -> Option<u32> {
 #[derive(Debug)]
 pub(super) struct NoticeSender {
     mode: NotifyMode,
-    /// The tag of messages to the peer, if they have one.
     tag: Option<u64>,
     peer: Peer,
     /// Target of writes that carry an immediate.
     credit_memory: RemoteMemory,
-    /// Offset of the credit slot in it.
     credit_offset: u64,
     /// Source of writes that are not injected.
     words: MemoryRegion,

@@ -29,7 +29,6 @@ pub enum NotifyMode {
 
 /// Bytes of a notice that is a message.
 pub(super) const NOTICE_LEN: usize = 4;
-/// Bytes of a notice with its credit.
 pub(super) const CREDIT_NOTICE_LEN: usize = NOTICE_LEN + credit_format::LENGTH;
 /// Tag of notices, which separates them from messages of the application.
 pub(super) const NOTICE_TAG: u64 = 0x5263_6e67;

@@ -14,12 +14,10 @@ const RECEIVE_LEN: usize = 32;
 /// Tokens of receives for messages: this, and the slot.
 const RECEIVE_TOKEN: u64 = 0x5263_7620 << 32;
 
-/// Receives that are posted ahead on one endpoint.
 #[derive(Debug)]
 pub(super) struct PostedReceives {
     /// Buffers of messages, once a ring needs them.
     messages: Option<MemoryRegion>,
-    /// Are messages tagged?
     tagged: bool,
     /// Receives without a buffer still to be posted, for immediates where messages have receives of
     /// their own.
@@ -136,7 +134,6 @@ impl PostedReceives {
         self.unposted.push(token as u16);
     }
 
-    /// Does the token belong to one of these receives?
     pub(super) fn owns_token(token: u64) -> bool {
         token >> 32 == RECEIVE_TOKEN >> 32
     }

@@ -20,7 +20,6 @@ use crate::{Capabilities, Error, ErrorKind, Result};
 const QUOTA_ENTRIES: std::ops::RangeInclusive<u64> = 8..=32;
 /// Receives for immediates, where queues do not overrun.
 const IMMEDIATE_RECEIVES: usize = 1024;
-/// Rings on a port, in both directions.
 const MAX_RINGS_BOTH_WAYS: u64 = 2 * MAX_RINGS as u64;
 
 /// Entries for the completion queue of a port with many rings: where the provider lets queues
@@ -107,15 +106,11 @@ impl QueueBudget {
         }
     }
 
-    /// Is a quota free, or none needed?
     pub(super) fn has_free_quota(&self) -> bool {
         self.0.as_ref().is_none_or(|quotas| quotas.left.load(Ordering::Relaxed) > 0)
     }
 
     /// A quota for a ring in this notify mode with at most `max_chunks` chunks.
-    ///
-    /// # Errors
-    /// `ResourceExhausted` if other rings have all quotas.
     pub(super) fn take(&self, mode: NotifyMode, max_chunks: u64) -> Result<QueueQuota> {
         let quotas = match &self.0 {
             Some(quotas) if mode == NotifyMode::Immediate => quotas,

@@ -111,9 +111,7 @@ pub struct ReaderState {
     lengths: Box<[u32]>,
     /// Chunks taken, from the first unreleased one: where each ends, and whether it was released.
     taken: VecDeque<(u64, bool)>,
-    /// A notice arrived before the header of its chunk.
     awaits_header: bool,
-    /// Chunks that may be in the ring.
     max_chunks: u64,
     /// Number of chunks in total, once the writer has sent the end notice.
     end_sequence: Option<u64>,
@@ -122,7 +120,6 @@ pub struct ReaderState {
     unmatched_notices: u64,
 }
 
-/// The credit returned to the writer.
 #[derive(Debug, Default)]
 struct ReturnedCredit {
     /// The head that was last sent.
@@ -136,7 +133,6 @@ struct ReturnedCredit {
     is_in_flight: bool,
 }
 
-/// The message that is being received.
 #[derive(Debug, Default)]
 struct PartialMessage {
     number: u64,
@@ -147,7 +143,6 @@ struct PartialMessage {
 }
 
 impl PartialMessage {
-    /// Does this chunk continue it?
     #[inline]
     fn is_continued_by(&self, header: &ChunkHeader) -> bool {
         header.message == self.number

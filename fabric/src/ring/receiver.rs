@@ -82,14 +82,12 @@ pub struct RingReceiver {
     /// Times that possibly lost credit was sent again since the writer's last notice.
     credit_resends: u32,
     statistics: ReceiverStatistics,
-    /// Why the ring cannot be read.
     broken: Option<Error>,
     /// Why credit cannot be sent: chunks that arrived can still be taken.
     credit_error: Option<Error>,
     /// The user closed it. It stays until the writer has nothing in flight.
     is_closing: bool,
     is_close_notice_due: bool,
-    /// The ring is in the port's list of events.
     is_event_queued: bool,
     /// The ring is in the port's list of those that may owe credit.
     is_listed_as_owing: bool,
@@ -98,10 +96,6 @@ pub struct RingReceiver {
 impl RingReceiver {
     /// Opens a ring in memory that is registered for writes through this endpoint and those of extra
     /// lanes.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for an impossible capacity, `NotSupported` where the provider lacks a
-    /// capability, `OutOfBounds` if the memory is too small; errors of registration.
     pub(super) fn open(
         io: &EndpointIo,
         extra: &[RegistrationScope<'_>],
@@ -201,10 +195,7 @@ impl RingReceiver {
         (!is_drained).then_some(self.memory)
     }
 
-    /// Takes a notice for this ring.
-    ///
-    /// # Errors
-    /// A violation of the protocol by the peer.
+    /// Fails if the peer violates the protocol.
     #[inline]
     pub(super) fn handle_notice(&mut self, immediate: &Immediate, length: u64) -> Result<()> {
         debug_assert!(matches!(
@@ -215,10 +206,7 @@ impl RingReceiver {
         self.reader.notice(immediate, length).map_err(protocol_error)
     }
 
-    /// The next chunk, if it has arrived.
-    ///
-    /// # Errors
-    /// A violation of the protocol by the peer.
+    /// The next chunk, if it has arrived. Fails if the peer violates the protocol.
     #[inline]
     pub(super) fn take(&mut self) -> Result<Option<ChunkView>> {
         if let Some(broken) = &self.broken {
@@ -238,9 +226,6 @@ impl RingReceiver {
 
     /// Returns credit if it is due: the watermark was passed, or the port is idle. True if it was
     /// sent.
-    ///
-    /// # Errors
-    /// Errors of the provider.
     #[inline]
     pub(super) fn return_credit(&mut self, io: &mut EndpointIo, is_idle: bool) -> Result<bool> {
         if self.is_closing || self.credit_error.is_some() {
@@ -328,7 +313,6 @@ impl RingReceiver {
         self.is_close_notice_due = true;
     }
 
-    /// Has the user closed it?
     #[inline]
     pub(super) fn is_closing(&self) -> bool {
         self.is_closing
@@ -434,7 +418,6 @@ impl RingReceiver {
         self.credit_error.get_or_insert(error);
     }
 
-    /// Why credit cannot be sent.
     #[inline]
     pub(super) fn credit_error(&self) -> Option<&Error> {
         self.credit_error.as_ref()
@@ -516,7 +499,6 @@ impl RingReceiver {
     }
 }
 
-/// The geometry of a ring with these options.
 pub(super) fn geometry_of(
     endpoint: &Endpoint,
     ring: u16,

@@ -10,7 +10,6 @@ use threads::RetryBackoff;
 
 use crate::Peer;
 
-/// Pauses between attempts.
 const BACKOFF: RetryBackoff =
     RetryBackoff::new(Duration::from_micros(50), Duration::from_millis(500));
 /// Attempts end after this time without success.
@@ -37,7 +36,6 @@ struct Retry {
     is_wanted: bool,
 }
 
-/// The retries of a port.
 #[derive(Debug, Default)]
 pub(super) struct Retries {
     peers: Vec<Retry>,

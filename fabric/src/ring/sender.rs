@@ -58,7 +58,6 @@ pub struct SenderStatistics {
 pub struct RingSender {
     writer: WriterState,
     mode: NotifyMode,
-    /// The ring's quota of the queue.
     quota: QueueQuota,
     chunk_poster: ChunkPoster,
     /// Tracks which chunks go by which lane, if there are several.
@@ -71,7 +70,6 @@ pub struct RingSender {
     blocked_since: Option<Instant>,
     /// End of the injected chunks, which have no completion.
     injected_to: u64,
-    /// Why the ring cannot be written.
     broken: Option<Error>,
     /// The reader closed the ring and returns no more credit.
     is_reader_closed: bool,
@@ -79,11 +77,9 @@ pub struct RingSender {
     /// The user closed the ring: it exists until the end notice is sent.
     is_closing: bool,
     confirms_end_notice: bool,
-    /// The ring is in the port's list of events.
     is_event_queued: bool,
 }
 
-/// State of the end notice to the reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EndNotice {
     /// Chunks may follow.
@@ -274,7 +270,6 @@ impl RingSender {
         }
     }
 
-    /// Takes a notice for this ring.
     #[inline]
     pub(super) fn handle_notice(
         &mut self,
@@ -298,7 +293,6 @@ impl RingSender {
         }
     }
 
-    /// A write completed.
     #[inline]
     pub(super) fn completed(&mut self, slot: u16) {
         if let Some(bytes) = self.chunk_poster.completed(slot)
@@ -313,7 +307,6 @@ impl RingSender {
         self.lane_completed(0, self.chunk_poster.completed_to(), bytes.into());
     }
 
-    /// A write failed.
     pub(super) fn failed(&mut self, slot: u16, error: Error) {
         self.chunk_poster.failed(slot);
         self.lane_failed(0, self.chunk_poster.completed_to(), error);
@@ -340,13 +333,11 @@ impl RingSender {
         }
     }
 
-    /// Has the user closed it?
     #[inline]
     pub(super) fn is_closing(&self) -> bool {
         self.is_closing
     }
 
-    /// Is an end notice due?
     #[inline]
     pub(super) fn is_end_notice_due(&self) -> bool {
         self.end == EndNotice::Due
@@ -361,14 +352,12 @@ impl RingSender {
         self.end == EndNotice::Due && are_chunks_notified
     }
 
-    /// Gives up the end notice.
     pub(super) fn abandon_end_notice(&mut self) {
         if self.end == EndNotice::Due {
             self.end = EndNotice::Sent;
         }
     }
 
-    /// Continues closing.
     pub(super) fn progress_close(&mut self, io: &mut EndpointIo) -> CloseProgress {
         if self.is_end_notice_ready() {
             let notice = (self.writer.end_notice(), self.confirms_end_notice);
@@ -390,7 +379,6 @@ impl RingSender {
         self.quota.is_limited() && !self.is_reader_closed && self.writer.unnoticed() > 0
     }
 
-    /// Was the end notice sent, if one was due?
     pub(super) fn is_end_notice_sent(&self) -> bool {
         self.end == EndNotice::Sent
     }

@@ -7,8 +7,6 @@ use super::{ChunkHeader, ChunkLayout, Credit, HEADER_LEN, Immediate, RingGeometr
 
 /// Would a write of `length` bytes at the tail overwrite bytes that the reader has not released?
 /// Compares local numbers only.
-///
-/// Positions do not wrap, so the comparison is the same wherever the free room lies.
 pub(super) fn exceeds(tail: u64, length: u64, credit: u64, capacity: u64) -> bool {
     (tail - credit).saturating_add(length) > capacity
 }
@@ -106,7 +104,6 @@ pub struct WriterState {
     /// The last of them is incomplete.
     is_partial: bool,
     max_payload: u64,
-    /// Limit of unread chunks.
     max_chunks: u64,
     /// Limit of credit notices in the writer's queue.
     max_notices: u64,
@@ -173,7 +170,6 @@ impl WriterState {
         Message { epoch, number, topic, length, written: 0, has_begun: false }
     }
 
-    /// Is this the message to be written next?
     fn is_next(&self, message: &Message) -> bool {
         let number = match message.has_begun {
             true => message.number.checked_add(1),

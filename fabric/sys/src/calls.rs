@@ -6,9 +6,6 @@
 //! the object has the table, that the table's `size` covers the entry, and that the entry is
 //! set. Otherwise it returns `-FI_ENOSYS`. All of it is inlined.
 //!
-//! libfabric calls that use other calls (`fi_enable` is a `fi_control`) use the checked calls
-//! here.
-//!
 //! # Safety
 //! As for libfabric's functions of the same name: the object is open, and the arguments stay
 //! valid as long as the manual page requires. A table of the object has at least its `size`

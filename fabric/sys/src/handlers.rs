@@ -48,7 +48,6 @@ pub(crate) fn preserve_signal_handlers<T>(task: impl FnOnce() -> T) -> T {
 struct LoadedCode(Vec<Range<usize>>);
 
 impl LoadedCode {
-    /// The ranges of the code that is loaded now.
     fn loaded() -> Self {
         let mut found = Self(Vec::new());
         // SAFETY: the callback only runs during this call, with the given argument.

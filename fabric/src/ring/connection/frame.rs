@@ -31,7 +31,6 @@ use super::super::{RingAnswer, RingOffer};
 use super::{OPERATION, ProviderProtocol, RingKey};
 use crate::{Address, Error, ErrorKind, Result};
 
-/// Version of the handshake.
 pub(super) const VERSION: u8 = 2;
 const MAGIC: [u8; 4] = *b"FcRn";
 const FRAME_HEADER_LEN: usize = 8;
@@ -64,7 +63,6 @@ impl Frame {
     }
 }
 
-/// Encodes a frame.
 pub(super) fn encode(frame: &Frame) -> Vec<u8> {
     let body = codec::encode(VERSION, frame);
     [&MAGIC, &(body.len() as u32).to_le_bytes(), &body[..]].concat()
@@ -99,7 +97,6 @@ pub(super) fn take_frame(received: &mut Vec<u8>) -> Result<Option<Frame>> {
     }
 }
 
-/// A TCP connection that carries frames.
 #[derive(Debug)]
 pub(super) struct FramedStream {
     stream: TcpStream,

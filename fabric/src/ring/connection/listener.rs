@@ -19,9 +19,7 @@ use crate::waiting::Deadline;
 use crate::{AddressVector, Error, ErrorKind, Peer, Result};
 
 const ACCEPT: &str = "accept writer of ring";
-/// Concurrent handshakes.
 const MAX_HANDSHAKES: usize = 16;
-/// Time limit of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// One line in this time, so that other connections do not fill the log.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
@@ -38,7 +36,6 @@ pub struct RingListener {
     listener: TcpListener,
     address: SocketAddr,
     handshakes: Vec<Handshake>,
-    /// When the last call of `accept` returned.
     last_accept_end: Instant,
     /// Why the last failed handshake was refused.
     refused: Option<String>,
@@ -47,7 +44,6 @@ pub struct RingListener {
     suppressed: u64,
 }
 
-/// The handshake of a writer that connects.
 #[derive(Debug)]
 struct Handshake {
     framed: FramedStream,
@@ -172,7 +168,6 @@ impl RingListener {
         self.handshakes.iter().position(is_evictable)
     }
 
-    /// Refuses the handshakes whose time is over.
     fn refuse_expired(&mut self) {
         let now = Instant::now();
         let is_late = |it: &Handshake| it.age(now) >= HANDSHAKE_TIMEOUT;

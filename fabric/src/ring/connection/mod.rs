@@ -4,16 +4,6 @@
 //! The TCP connection carries the handshake: providers, addresses, ring offer and answer.
 //! Afterwards it carries nothing, and its end tells each side that the other has exited. Messages
 //! go over the fabric.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `setup` | the options; listening and connecting |
-//! | `frame` | frames of the handshake, on a non-blocking socket |
-//! | `provider_choice` | the provider that both sides have |
-//! | `listener` | handshakes of the reader's side, several at a time |
-//! | `connector` | the handshake of the writer's side |
-//! | `progress_thread` | the thread that drives a ring while its user does not |
-//! | `reader`, `writer` | the public handles of the two sides |
 
 mod connector;
 mod frame;

@@ -30,7 +30,6 @@ use crate::{Error, ErrorKind, Result, Waker};
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 /// How long the thread waits during one long call, whose end wakes it.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// Longest sleep in the queue.
 const MAX_SLEEP: Duration = Duration::from_millis(50);
 /// Pauses of the thread where the provider has no wait object.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -45,7 +44,6 @@ const DISCONNECT_GRACE: Duration = Duration::from_millis(200);
 /// How long a call waits before it checks whether the peer has exited.
 pub(super) const WAIT_SLICE: Duration = Duration::from_millis(20);
 
-/// A port with its thread.
 #[derive(Debug)]
 pub(super) struct ProgressThread {
     // First: it is joined before the port is closed.
@@ -76,7 +74,6 @@ struct Shared {
     disconnected_at: OnceLock<Instant>,
 }
 
-/// The locked port, during a call.
 #[derive(Debug)]
 pub(super) struct PortGuard<'a> {
     port: MutexGuard<'a, Port>,
@@ -114,10 +111,8 @@ impl ProgressThread {
         &self.provider
     }
 
-    /// Locks the port for a call.
-    ///
-    /// # Errors
-    /// `NotSupported` in a forked child: the thread that may hold the lock does not exist there.
+    /// Locks the port for a call. Fails in a forked child, where the thread that may hold the lock
+    /// does not exist.
     pub(super) fn lock_port(&self, operation: &'static str) -> Result<PortGuard<'_>> {
         let shared = &*self.shared;
         if shared.waker.is_inherited() {

@@ -1,7 +1,4 @@
 //! Lanes of a port in addition to its own endpoint, for large messages of all its rings.
-//!
-//! Each has a thread, which posts chunks and receives the notices that arrive on its endpoint. The
-//! order of chunks, credit and closing remain with the port.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -32,7 +29,6 @@ pub(in super::super) struct ExtraLanes {
     retained: RetainedMemory,
     /// Jobs that did not fit a lane's job queue.
     pending_jobs: VecDeque<(usize, LaneJob)>,
-    /// Why a lane failed.
     broken: Option<Error>,
 }
 
@@ -121,7 +117,6 @@ impl ExtraLanes {
         if self.broken.is_none() { self.lanes.len() } else { 0 }
     }
 
-    /// Why a lane failed.
     pub(in super::super) fn broken(&self) -> Option<&Error> {
         self.broken.as_ref()
     }
@@ -131,7 +126,6 @@ impl ExtraLanes {
         self.broken.get_or_insert(error);
     }
 
-    /// The address of each lane.
     pub(in super::super) fn addresses(&self) -> impl Iterator<Item = &Address> {
         self.lanes.iter().map(|one| &one.address)
     }
@@ -165,7 +159,6 @@ impl ExtraLanes {
         lock(&self.retained).retain(|memory| Arc::strong_count(memory) > 1);
     }
 
-    /// The most peer addresses that a lane holds.
     pub(in super::super) fn max_peers(&self) -> usize {
         self.lanes.iter().map(|one| one.peers.0.len()).max().unwrap_or(0)
     }
@@ -220,7 +213,6 @@ impl ExtraLanes {
             })
     }
 
-    /// Stops writing to a ring, and closes it if requested.
     pub(in super::super) fn stop(&mut self, instance: SenderInstance, is_closed: bool) {
         for number in 1..=self.lanes.len() {
             self.queue_job(number, LaneJob::Stop { instance, is_closed });
@@ -232,7 +224,6 @@ impl ExtraLanes {
         self.send_pending();
     }
 
-    /// Passes pending jobs on, in order.
     fn send_pending(&mut self) {
         while let Some((number, job)) = self.pending_jobs.pop_front() {
             let Some(one) = self.lanes.get(number - 1) else { continue };
@@ -246,7 +237,6 @@ impl ExtraLanes {
         }
     }
 
-    /// The next event of a lane.
     #[inline]
     pub(in super::super) fn next(&mut self) -> Option<LaneEvent> {
         if !self.pending_jobs.is_empty() {
@@ -260,16 +250,12 @@ impl ExtraLanes {
         !self.pending_jobs.is_empty()
     }
 
-    /// Set before the port handles events a last time and sleeps in its queue; cleared afterwards.
     pub(in super::super) fn set_sleeping(&self, is_asleep: bool) {
         self.port_waker.set_sleeping(is_asleep);
     }
 
-    /// Ends the threads and closes the endpoints.
-    ///
-    /// # Errors
-    /// `DeadlineExceeded` if a thread hangs in the provider. It keeps the memory that peers may
-    /// write.
+    /// Ends the threads and closes the endpoints. Fails if a thread hangs in the provider: it keeps
+    /// the memory that peers may write.
     pub(in super::super) fn shut_down(mut self) -> Result<()> {
         self.lanes.iter().for_each(|one| one.lane.request_stop());
         let count =

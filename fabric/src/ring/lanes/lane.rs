@@ -20,7 +20,6 @@ use super::lane_event::LaneEvent;
 use super::send_queue::{LaneSendQueue, QueuedChunk};
 use crate::{Error, ErrorKind, Failure, Outcome, Result, Waker};
 
-/// Jobs that may wait for a lane.
 const JOB_QUEUE_LEN: usize = 64;
 /// Polls without an event before a lane sleeps: every job wakes it, and other threads need the
 /// core.
@@ -36,7 +35,6 @@ const RETRY_PAUSE: Duration = Duration::from_micros(100);
 const MAX_DRAIN_POLLS: u32 = 5000;
 const MIN_DRAIN_POLLS: u32 = 64;
 
-/// A job for a lane.
 #[derive(Debug)]
 pub(super) enum LaneJob {
     /// Open a ring.
@@ -181,7 +179,6 @@ impl Drop for Lane {
 struct LaneThread {
     number: usize,
     resources: LaneResources,
-    /// Open rings.
     send_queues: HashMap<SenderInstance, LaneSendQueue>,
     /// Rings with chunks to post.
     writing: Vec<SenderInstance>,
@@ -191,7 +188,6 @@ struct LaneThread {
     next: Option<LaneJob>,
 }
 
-/// Reports events to the port.
 struct LaneReporter {
     events: SyncSender<LaneEvent>,
     port_waker: Arc<PortWaker>,

@@ -3,7 +3,6 @@
 use super::super::{ReceivedNotice, SenderInstance};
 use crate::{Error, Result};
 
-/// An event of a lane.
 #[derive(Debug)]
 pub(in super::super) enum LaneEvent {
     /// A notice arrived.

@@ -30,7 +30,6 @@ use crate::{
     MemoryRegion, QueueOptions, Result, WaitStrategy,
 };
 
-/// Lanes of a ring, at most.
 const MAX_LANES: usize = 64;
 
 /// Open lanes that belong to no port yet: see [`Port::add_lanes`](super::Port::add_lanes).

@@ -13,7 +13,6 @@ use crate::{Error, ErrorKind, MemoryRegion, Result};
 /// peer.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A chunk to be posted.
 #[derive(Debug)]
 pub(super) struct QueuedChunk {
     chunk: Chunk,
@@ -29,12 +28,10 @@ impl QueuedChunk {
     }
 }
 
-/// The send queue of one ring on one lane.
 #[derive(Debug)]
 pub(super) struct LaneSendQueue {
     lane: usize,
     chunk_poster: ChunkPoster,
-    /// Chunks to be posted.
     waiting: VecDeque<QueuedChunk>,
     /// A chunk was not written, so no later one is.
     is_broken: bool,
@@ -108,7 +105,6 @@ impl LaneSendQueue {
         has_written
     }
 
-    /// A write of this slot completed.
     pub(super) fn completed(&mut self, slot: u16) -> Option<LaneEvent> {
         match self.chunk_poster.completed(slot) {
             Some(bytes) => Some(self.event(Ok(bytes.into()))),
@@ -118,7 +114,6 @@ impl LaneSendQueue {
         }
     }
 
-    /// A write of this slot failed.
     pub(super) fn failed(&mut self, slot: u16, error: Error) -> LaneEvent {
         self.chunk_poster.failed(slot);
         self.write_failed(error)

@@ -79,7 +79,6 @@ impl StripeTracker {
         firsts.map(|(start, _)| *start).min().unwrap_or(tail)
     }
 
-    /// Chunks in flight on lanes.
     pub(in super::super) fn unfinished(&self) -> usize {
         self.in_flight.iter().map(VecDeque::len).sum()
     }

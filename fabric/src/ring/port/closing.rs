@@ -167,7 +167,6 @@ impl Port {
         }
     }
 
-    /// Continues closing rings.
     #[cold]
     pub(super) fn progress_close(&mut self) -> bool {
         let now = Instant::now();

@@ -116,7 +116,6 @@ pub struct Port {
     /// its own epochs, so a late credit would be valid for the next ring with the same index.
     next_sender_index: u16,
     epoch: u32,
-    /// Notices for unknown rings.
     unmatched_notices: u64,
     /// Outcomes of the caller's operations that completed during a call that waits.
     caller_outcomes: VecDeque<Outcome>,
@@ -230,7 +229,6 @@ impl Port {
         Ok(PortEvent::Ring)
     }
 
-    /// The end notice to a reader has arrived, or never will.
     fn end_notice_completed(&mut self, instance: SenderInstance) {
         if let Some(sender) = sender_of(&mut self.senders, instance) {
             sender.end_notice_completed();
@@ -250,7 +248,6 @@ impl Port {
         }
     }
 
-    /// Passes a notice to its ring.
     #[inline]
     fn handle_notice(&mut self, notice: ReceivedNotice) {
         let immediate = Immediate::decode(notice.bits);
@@ -338,7 +335,6 @@ impl Port {
         PortEvent::Ring
     }
 
-    /// Services rings that need polling.
     fn service_rings(&mut self) -> Result<PortEvent> {
         let mut has_moved = false;
         for sender_index in 0..self.senders.len() {

@@ -5,7 +5,6 @@ use super::super::{Chunk, Message, SenderInstance};
 use super::{EndNotice, Pushed, RingSender, bytes_in_part};
 use crate::{Error, ErrorKind, MemoryRegion, RegionSlice, Result};
 
-/// Outcome of planning a chunk.
 pub(super) enum Planned<'a> {
     /// A chunk, with the region and offset of its payload.
     Chunk(Chunk, Option<(&'a MemoryRegion, usize)>),
@@ -60,7 +59,6 @@ impl RingSender {
         is_new
     }
 
-    /// The lane for a chunk of this many bytes; None if all lanes are full.
     pub(in super::super) fn pick_lane(&self, bytes: u64) -> Option<usize> {
         let Some(stripe_tracker) = &self.stripe_tracker else { return Some(0) };
         stripe_tracker.pick_lane(bytes.min(self.writer.max_payload()))
