@@ -17,8 +17,7 @@ use crate::path::Operation;
 use crate::rail::io::RailIo;
 use crate::rail::message::Message;
 use crate::rail::probe::{
-    Announcement, Arrival, Direction, Look, MAX_PART_LENGTH, SCRATCH_LENGTH, Scratch, Step,
-    size_text, steps,
+    Arrival, Look, MAX_PART_LENGTH, SCRATCH_LENGTH, Scratch, Step, size_text, steps,
 };
 use crate::rail::release_worker::ReleaseWorker;
 use crate::rail::{DirectOutcome, RailEvent};
@@ -340,7 +339,7 @@ impl DirectRequests {
                 send(io, links, of, &message);
                 Ok(())
             }
-            Some(step) if step.direction() == Direction::Read => {
+            Some(step) if step.operation() == Operation::Get => {
                 run.phase = Phase::AwaitingFill;
                 let message = Message::RequestProbeFill { probe: run.probe, step: run.step as u32 };
                 send(io, links, of, &message);
@@ -369,10 +368,7 @@ impl DirectRequests {
         let Some(link) = links.get(number).filter(|link| link.session.id() == *session) else {
             return Ok(());
         };
-        let operation = match steps()[run.step].direction() {
-            Direction::Write => Operation::Put,
-            Direction::Read => Operation::Get,
-        };
+        let operation = steps()[run.step].operation();
         let Phase::Moving { unposted, in_flight } = &mut run.phase else { return Ok(()) };
         while let Some(part) = unposted.front().copied() {
             let (offset, length) = (part.offset(), part.length());
@@ -427,16 +423,12 @@ impl DirectRequests {
         let Phase::Moving { unposted, in_flight } = &mut run.phase else { return Ok(()) };
         *in_flight -= 1;
         if let Err(error) = outcome {
-            let operation = match step.direction() {
-                Direction::Write => Operation::Put,
-                Direction::Read => Operation::Get,
-            };
-            return Err(failed_text(operation, step.length(), error).into());
+            return Err(failed_text(step.operation(), step.length(), error).into());
         }
         if *in_flight > 0 || !unposted.is_empty() {
             return Ok(());
         }
-        if step.direction() == Direction::Write {
+        if step.operation() == Operation::Put {
             run.phase = Phase::AwaitingCheck;
             let message = Message::ProbeWritten { probe: run.probe, step: run.step as u32 };
             send(io, links, of, &message);
@@ -445,7 +437,7 @@ impl DirectRequests {
         let now = Instant::now();
         pending.local.flush().during(PROBE)?;
         run.scratch.begin_look(step)?;
-        run.phase = Phase::Looking(Arrival::new((step, pattern), Announcement::Completion, now));
+        run.phase = Phase::Looking(Arrival::new((step, pattern), now));
         Ok(())
     }
 
@@ -483,27 +475,16 @@ impl DirectRequests {
                 };
                 Ok(unposted.len() != before)
             }
-            Phase::Filling => match run.scratch.poll() {
-                None => Ok(false),
-                Some(outcome) => {
-                    outcome?;
-                    self.move_parts(io, links, request).map(|()| true)
-                }
+            Phase::Filling => match run.scratch.poll()? {
+                false => Ok(false),
+                true => self.move_parts(io, links, request).map(|()| true),
             },
-            Phase::Looking(arrival) => {
-                let step = arrival.step();
-                let Some(outcome) = run.scratch.poll() else { return Ok(false) };
-                outcome?;
-                let (seen, began) = run.scratch.seen(step)?;
-                match arrival.look(&seen, began) {
-                    Look::Right => self.next_step(io, links, request).map(|()| true),
-                    Look::Again => {
-                        run.scratch.begin_look(step)?;
-                        Ok(true)
-                    }
-                    Look::Failed(cause) => Err(cause.into()),
-                }
-            }
+            Phase::Looking(arrival) => match run.scratch.judge(arrival)? {
+                None => Ok(false),
+                Some(Look::Right) => self.next_step(io, links, request).map(|()| true),
+                Some(Look::Again) => Ok(true),
+                Some(Look::Failed(cause)) => Err(cause.into()),
+            },
             _ => Ok(false),
         }
     }
@@ -552,11 +533,7 @@ fn late_text(run: Option<&Run>) -> String {
     let Some(run) = run else { return "the peer did not answer in time".to_owned() };
     match (&run.phase, steps().get(run.step)) {
         (Phase::Moving { .. }, Some(step)) => {
-            let operation = match step.direction() {
-                Direction::Write => Operation::Put,
-                Direction::Read => Operation::Get,
-            };
-            let (verb, size) = (verb(operation), size_text(step.length()));
+            let (verb, size) = (verb(step.operation()), size_text(step.length()));
             format!("{verb} {size} did not complete in time")
         }
         (Phase::Filling | Phase::Looking(_), _) => {

@@ -4,27 +4,10 @@ use std::time::{Duration, Instant};
 
 use super::plan::{Step, size_text};
 use crate::device_memory::{Part, Pattern};
+use crate::path::Operation;
 
 /// How long late bytes are waited for, to tell how late they are.
 const MAX_LATENESS: Duration = Duration::from_millis(100);
-
-/// What said that bytes have arrived.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::rail) enum Announcement {
-    /// The notice of the initiator, at the target.
-    Notice,
-    /// The completion of a read, at the initiator.
-    Completion,
-}
-
-impl Announcement {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Notice => "notice",
-            Self::Completion => "completion",
-        }
-    }
-}
 
 /// The bytes of a step as an end saw them, copied in this order.
 #[derive(Debug, Default)]
@@ -56,7 +39,6 @@ pub(in crate::rail) enum Look {
 pub(in crate::rail) struct Arrival {
     step: &'static Step,
     pattern: Pattern,
-    by: Announcement,
     at: Instant,
     /// The first part that was wrong, once one was.
     late: Option<Part>,
@@ -64,27 +46,26 @@ pub(in crate::rail) struct Arrival {
 
 impl Arrival {
     /// The bytes of a step of a probe were announced now.
-    pub(in crate::rail) fn new(
-        (step, pattern): (&'static Step, Pattern),
-        by: Announcement,
-        at: Instant,
-    ) -> Self {
-        Self { step, pattern, by, at, late: None }
+    pub(in crate::rail) fn new((step, pattern): (&'static Step, Pattern), at: Instant) -> Self {
+        Self { step, pattern, at, late: None }
     }
 
-    pub(in crate::rail) fn step(&self) -> &'static Step {
+    pub(super) fn step(&self) -> &'static Step {
         self.step
     }
 
     /// Judges a snapshot whose copy was started at this time.
-    pub(in crate::rail) fn look(&mut self, seen: &Snapshot, began: Instant) -> Look {
+    pub(super) fn look(&mut self, seen: &Snapshot, began: Instant) -> Look {
         let after = began.saturating_duration_since(self.at);
         let wrong = self.step.parts().iter().zip(&seen.parts).find_map(|(part, bytes)| {
             self.pattern.right_bytes(*part, bytes).map(|right| (*part, right))
         });
         let tail = self.step.tail();
         let is_tail_wrong = self.pattern.right_bytes(tail, &seen.tail).is_some();
-        let name = self.by.name();
+        let name = match self.step.operation() {
+            Operation::Put => "notice",
+            Operation::Get => "completion",
+        };
         match (wrong, self.late) {
             (None, None) if !is_tail_wrong => Look::Right,
             (None, late) => {
@@ -123,11 +104,12 @@ mod tests {
     use super::*;
 
     const BURST: usize = 15;
+    const FIRST_READ: usize = 18;
 
     fn arrival(step: usize) -> (Arrival, Instant) {
         let at = Instant::now();
         let step = (&steps()[step], Pattern::of(1, step));
-        (Arrival::new(step, Announcement::Notice, at), at)
+        (Arrival::new(step, at), at)
     }
 
     /// A snapshot in which the first `right` bytes of the last part have arrived.
@@ -175,14 +157,13 @@ mod tests {
 
     #[test]
     fn missing_bytes_are_reported_with_what_arrived() {
-        let (mut arrival, at) = arrival(7);
-        assert_eq!(arrival.look(&seen(7, 4096), at), Look::Again);
-        let found = arrival.look(&seen(7, 4096), at + MAX_LATENESS);
+        let (mut late, at) = arrival(7);
+        assert_eq!(late.look(&seen(7, 4096), at), Look::Again);
+        let found = late.look(&seen(7, 4096), at + MAX_LATENESS);
         let text = "64 KiB was incomplete 100 ms after its notice: the first 4 KiB are right";
         assert_eq!(found, Look::Failed(text.to_owned()));
-        let by = Announcement::Completion;
-        let mut arrival = Arrival::new((&steps()[0], Pattern::of(1, 0)), by, at);
-        let found = arrival.look(&seen(0, 0), at + MAX_LATENESS);
+        let (mut read, at) = arrival(FIRST_READ);
+        let found = read.look(&seen(FIRST_READ, 0), at + MAX_LATENESS);
         let text =
             "8 bytes was incomplete 100 ms after its completion: the first 0 bytes are right";
         assert_eq!(found, Look::Failed(text.to_owned()));

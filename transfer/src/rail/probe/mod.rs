@@ -6,6 +6,6 @@ mod arrival;
 mod plan;
 mod scratch;
 
-pub(super) use arrival::{Announcement, Arrival, Look};
-pub(super) use plan::{Direction, MAX_PART_LENGTH, SCRATCH_LENGTH, Step, size_text, steps};
+pub(super) use arrival::{Arrival, Look};
+pub(super) use plan::{MAX_PART_LENGTH, SCRATCH_LENGTH, Step, size_text, steps};
 pub(super) use scratch::Scratch;

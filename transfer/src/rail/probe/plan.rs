@@ -7,24 +7,19 @@
 use std::sync::LazyLock;
 
 use crate::device_memory::Part;
+use crate::path::Operation;
 
 /// The longest operation, as of real transfers.
 pub(in crate::rail) const MAX_PART_LENGTH: u64 = 4 << 20;
 /// The length of the scratch memory at each end: as many bytes as are in flight at once.
 pub(in crate::rail) const SCRATCH_LENGTH: u64 = 4 * MAX_PART_LENGTH;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::rail) enum Direction {
-    /// From the initiator to the target, which looks at it after the notice.
-    Write,
-    /// From the target to the initiator, which looks at it after the completion.
-    Read,
-}
-
 /// Operations that are posted at once, and then announced.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::rail) struct Step {
-    direction: Direction,
+    /// Of a put, the target looks at the bytes after the notice; of a get, the initiator after the
+    /// completion.
+    operation: Operation,
     parts: Vec<Part>,
 }
 
@@ -61,16 +56,16 @@ pub(in crate::rail) fn steps() -> &'static [Step] {
             (0..count).map(|number| Part::new(number * distance, length)).collect()
         });
         let all: Vec<Vec<Part>> = single.chain(burst).collect();
-        let step = |direction| move |parts: &Vec<Part>| Step { direction, parts: parts.clone() };
-        let writes = all.iter().map(step(Direction::Write));
-        writes.chain(all.iter().map(step(Direction::Read))).collect()
+        let step = |operation| move |parts: &Vec<Part>| Step { operation, parts: parts.clone() };
+        let writes = all.iter().map(step(Operation::Put));
+        writes.chain(all.iter().map(step(Operation::Get))).collect()
     });
     &STEPS
 }
 
 impl Step {
-    pub(in crate::rail) fn direction(&self) -> Direction {
-        self.direction
+    pub(in crate::rail) fn operation(&self) -> Operation {
+        self.operation
     }
 
     pub(in crate::rail) fn parts(&self) -> &[Part] {
@@ -110,9 +105,9 @@ mod tests {
     fn steps_stay_inside_the_scratch_memory_without_overlaps() {
         let (mut writes, mut reads) = (0, 0);
         for step in steps() {
-            match step.direction {
-                Direction::Write => writes += 1,
-                Direction::Read => reads += 1,
+            match step.operation {
+                Operation::Put => writes += 1,
+                Operation::Get => reads += 1,
             }
             let mut end = 0;
             for part in &step.parts {

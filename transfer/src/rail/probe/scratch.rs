@@ -5,7 +5,7 @@ use std::time::Instant;
 use fabric::MemoryRegion;
 use gpu::{Memory, Stream};
 
-use super::arrival::Snapshot;
+use super::arrival::{Arrival, Look, Snapshot};
 use super::plan::{SCRATCH_LENGTH, Step};
 use crate::device_memory::{Allocation, LocalEnd, Part, Pattern};
 use crate::error::{Error, ErrorKind, Result};
@@ -124,10 +124,10 @@ impl Scratch {
         Ok(())
     }
 
-    /// The outcome of the last operation, once, when it is over.
-    pub(in crate::rail) fn poll(&mut self) -> Option<Result<()>> {
+    /// Is the last operation over? True once.
+    pub(in crate::rail) fn poll(&mut self) -> Result<bool> {
         match &mut self.memory {
-            ScratchMemory::Host { is_done, .. } => std::mem::take(is_done).then_some(Ok(())),
+            ScratchMemory::Host { is_done, .. } => Ok(std::mem::take(is_done)),
             ScratchMemory::Device { copies, failure, .. } => {
                 let before = copies.count();
                 while let Some(((), _, outcome)) = copies.next_done() {
@@ -136,13 +136,21 @@ impl Scratch {
                     }
                 }
                 let is_over = before > 0 && copies.count() == 0;
-                is_over.then(|| failure.take().map_or(Ok(()), Err))
+                match failure.take_if(|_| is_over) {
+                    Some(error) => Err(error),
+                    None => Ok(is_over),
+                }
             }
         }
     }
 
-    /// What the last look saw, and when it began.
-    pub(in crate::rail) fn seen(&mut self, step: &Step) -> Result<(Snapshot, Instant)> {
+    /// The verdict on announced bytes, when the last look at them is over. Begins another look if
+    /// they are to be looked at again.
+    pub(in crate::rail) fn judge(&mut self, arrival: &mut Arrival) -> Result<Option<Look>> {
+        if !self.poll()? {
+            return Ok(None);
+        }
+        let step = arrival.step();
         let seen = match &mut self.memory {
             ScratchMemory::Host { seen, .. } => seen
                 .take()
@@ -151,7 +159,11 @@ impl Scratch {
                 snapshot(mirror, step.tail(), SCRATCH_LENGTH, step)?
             }
         };
-        Ok((seen, self.began))
+        let verdict = arrival.look(&seen, self.began);
+        if verdict == Look::Again {
+            self.begin_look(step)?;
+        }
+        Ok(Some(verdict))
     }
 }
 

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use super::{GONE, QUARANTINE_AFTER_LOSS, TargetRole};
 use crate::device_memory::{LocalEnd, MemoryEnd, Pattern};
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::path::{DeviceFabric, Registration};
+use crate::path::{DeviceFabric, Operation, Registration};
 use crate::rail::io::RailIo;
 use crate::rail::message::Message;
-use crate::rail::probe::{Announcement, Arrival, Direction, Look, Scratch, Step, steps};
+use crate::rail::probe::{Arrival, Look, Scratch, Step, steps};
 use crate::refusal::Refusal;
 use crate::region::{RegisteredRegion, Rights};
 use crate::share::random;
@@ -89,10 +89,10 @@ impl Probes {
     }
 }
 
-/// The step that an initiator names, if it is the next one, in this direction.
-fn expected_step(probe: &Probe, step: u32, direction: Direction) -> Option<&'static Step> {
+/// The step that an initiator names, if it is the next one, with this operation.
+fn expected_step(probe: &Probe, step: u32, operation: Operation) -> Option<&'static Step> {
     let is_next = matches!(probe.phase, Phase::Waiting) && probe.step == step as usize;
-    steps().get(probe.step).filter(|step| is_next && step.direction() == direction)
+    steps().get(probe.step).filter(|step| is_next && step.operation() == operation)
 }
 
 fn violation() -> Error {
@@ -237,7 +237,7 @@ impl TargetRole {
     pub(super) fn probe_written(&mut self, io: &mut RailIo, session: u64, number: u64, step: u32) {
         let now = Instant::now();
         let Some(probe) = self.probe(session, number) else { return };
-        let looked = match expected_step(probe, step, Direction::Write) {
+        let looked = match expected_step(probe, step, Operation::Put) {
             None => Err(violation()),
             Some(step) => probe.look(number, step, now),
         };
@@ -247,7 +247,7 @@ impl TargetRole {
     /// The initiator is going to read the bytes of a step.
     pub(super) fn fill_for_probe(&mut self, io: &mut RailIo, session: u64, number: u64, step: u32) {
         let Some(probe) = self.probe(session, number) else { return };
-        let begun = match expected_step(probe, step, Direction::Read) {
+        let begun = match expected_step(probe, step, Operation::Get) {
             None => Err(violation()),
             Some(step) => {
                 let begun = probe.scratch.begin_fill(step, Pattern::of(number, probe.step));
@@ -360,7 +360,7 @@ impl Probe {
         self.end.flush().during(GRANT)?;
         self.scratch.begin_look(step)?;
         let known = (step, Pattern::of(number, self.step));
-        self.phase = Phase::Looking(Arrival::new(known, Announcement::Notice, now));
+        self.phase = Phase::Looking(Arrival::new(known, now));
         Ok(())
     }
 
@@ -370,23 +370,17 @@ impl Probe {
         match &mut self.phase {
             Phase::Waiting => Ok(None),
             Phase::Filling => {
-                let Some(outcome) = self.scratch.poll() else { return Ok(None) };
-                outcome?;
+                if !self.scratch.poll()? {
+                    return Ok(None);
+                }
                 (self.phase, self.step) = (Phase::Waiting, self.step + 1);
                 Ok(Some(Message::ProbeFilled { probe: number, step: step_number }))
             }
             Phase::Looking(arrival) => {
-                let step = arrival.step();
-                let Some(outcome) = self.scratch.poll() else { return Ok(None) };
-                outcome?;
-                let (seen, began) = self.scratch.seen(step)?;
-                let failure = match arrival.look(&seen, began) {
-                    Look::Right => None,
-                    Look::Again => {
-                        self.scratch.begin_look(step)?;
-                        return Ok(None);
-                    }
-                    Look::Failed(cause) => Some(Refusal::new(ErrorKind::Failed, cause)),
+                let failure = match self.scratch.judge(arrival)? {
+                    None | Some(Look::Again) => return Ok(None),
+                    Some(Look::Right) => None,
+                    Some(Look::Failed(cause)) => Some(Refusal::new(ErrorKind::Failed, cause)),
                 };
                 (self.phase, self.step) = (Phase::Waiting, self.step + 1);
                 Ok(Some(Message::ProbeChecked { probe: number, step: step_number, failure }))
