@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use fabric::{Address, MemoryRegion};
 use threads::lock;
 
-use self::probes::{AccessRequest, Probes};
+use self::probes::Probes;
 use super::io::RailIo;
 use super::message::Message;
 use super::release_worker::ReleaseWorker;
@@ -198,21 +198,11 @@ impl TargetRole {
             Message::RequestDrain(chunk) => self.run_staging_job(io, session, chunk, true),
             Message::RequestFill(chunk) => self.run_staging_job(io, session, chunk, false),
             Message::KeepPolling => self.polls_until = Instant::now() + POLLING_TIME,
-            Message::RequestDirect { request, region, ticket, from, probes } => {
-                let wanted = AccessRequest::new(request, (region, ticket), from, probes);
-                self.request_direct(io, session, wanted);
-            }
-            Message::ProbeWritten { probe, step } => self.probe_written(io, session, probe, step),
-            Message::RequestProbeFill { probe, step } => {
-                self.fill_for_probe(io, session, probe, step);
-            }
-            Message::ProbePassed { probe } => self.probe_passed(io, session, probe),
-            Message::ProbeAbandoned { probe } => self.probe_abandoned(io, session, probe),
             Message::Released { region } => {
                 initiator.opened.remove(&region);
                 self.region_released(io, region, session);
             }
-            _ => {}
+            message => self.handle_direct(io, session, message),
         }
     }
 

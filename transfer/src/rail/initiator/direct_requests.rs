@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use fabric::RemoteMemory;
 
-use super::Link;
+use super::InitiatorRole;
 use crate::device_memory::{LocalEnd, Part, Pattern};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::path::Operation;
@@ -96,8 +96,6 @@ pub(super) struct DirectRequests {
     release_worker: Arc<ReleaseWorker>,
 }
 
-type Links = HashMap<u32, Link>;
-
 /// Why a probe does not pass, in words.
 #[derive(Debug, PartialEq, Eq)]
 enum Finding {
@@ -139,10 +137,6 @@ impl DirectRequests {
         Self { pending: HashMap::new(), chunks: HashMap::new(), release_worker }
     }
 
-    pub(super) fn is_probing(&self) -> bool {
-        self.pending.values().any(|pending| pending.run.is_some())
-    }
-
     /// The session of an operation in flight.
     pub(super) fn session_of(&self, chunk: u64) -> Option<u64> {
         self.chunks.get(&chunk).map(|chunk| chunk.session)
@@ -156,26 +150,14 @@ impl DirectRequests {
         self.chunks.values().any(|chunk| chunk.session == session)
     }
 
-    /// Requests direct access at the agent's request.
-    pub(super) fn request(
-        &mut self,
-        io: &mut RailIo,
-        links: &mut Links,
-        number: u32,
-        wanted: DirectRequest,
-    ) {
-        let DirectRequest { region: (region, ticket), local, probes, until } = wanted;
-        let Some(link) = links.get_mut(&number).filter(|link| link.is_up()) else {
-            let outcome = DirectOutcome::Lost { cause: "the peer is not connected".to_owned() };
-            return io.report(RailEvent::Direct { link: number, region, outcome });
-        };
-        let request = io.next_id();
-        let session = link.session.id();
-        let from = local.end();
-        let pending = PendingDirect { link: number, session, region, local, until, run: None };
-        self.pending.insert(request, pending);
-        let message = Message::RequestDirect { request, region, ticket, from, probes };
-        io.send_message(&mut link.session, &message);
+    /// Is this the number of a request in this session?
+    pub(super) fn has_request(&self, session: u64, request: u64) -> bool {
+        self.pending.get(&request).is_some_and(|pending| pending.session == session)
+    }
+
+    pub(super) fn refused(&mut self, io: &RailIo, request: u64, refusal: Refusal) {
+        let Refusal { kind, cause } = refusal;
+        self.finish(io, request, DirectOutcome::Refused { kind, cause });
     }
 
     /// The link was closed: nothing of it is answered.
@@ -199,45 +181,74 @@ impl DirectRequests {
         self.release_worker.release(run);
     }
 
+    fn run_of(&mut self, session: u64, probe: u64) -> Option<(u64, &mut Run)> {
+        let mut of_session = self.pending.iter_mut().filter(|(_, it)| it.session == session);
+        of_session.find_map(|(request, pending)| {
+            Some((*request, pending.run.as_mut().filter(|run| run.probe == probe)?))
+        })
+    }
+
+    fn run(&mut self, request: u64) -> Option<&mut Run> {
+        self.pending.get_mut(&request)?.run.as_mut()
+    }
+}
+
+impl InitiatorRole {
+    pub(in crate::rail) fn is_probing(&self) -> bool {
+        self.direct.pending.values().any(|pending| pending.run.is_some())
+    }
+
+    /// Requests direct access at the agent's request.
+    pub(in crate::rail) fn request_direct(
+        &mut self,
+        io: &mut RailIo,
+        number: u32,
+        wanted: DirectRequest,
+    ) {
+        let DirectRequest { region: (region, ticket), local, probes, until } = wanted;
+        let Some(link) = self.links.get_mut(&number).filter(|link| link.is_up()) else {
+            let outcome = DirectOutcome::Lost { cause: "the peer is not connected".to_owned() };
+            return io.report(RailEvent::Direct { link: number, region, outcome });
+        };
+        let request = io.next_id();
+        let session = link.session.id();
+        let from = local.end();
+        let pending = PendingDirect { link: number, session, region, local, until, run: None };
+        self.direct.pending.insert(request, pending);
+        let message = Message::RequestDirect { request, region, ticket, from, probes };
+        io.send_message(&mut link.session, &message);
+    }
+
     /// The probe failed: the target ends it, too.
-    fn fail(&mut self, io: &mut RailIo, links: &mut Links, request: u64, finding: Finding) {
+    fn fail_probe(&mut self, io: &mut RailIo, request: u64, finding: Finding) {
         if let Some(PendingDirect { link, session, run: Some(run), .. }) =
-            self.pending.get(&request)
+            self.direct.pending.get(&request)
         {
-            let message = Message::ProbeAbandoned { probe: run.probe };
-            send(io, links, (*link, *session), &message);
+            let (of, probe) = ((*link, *session), run.probe);
+            self.send(io, of, &Message::ProbeAbandoned { probe });
         }
         let (cause, is_final) = match finding {
             Finding::Wrong(cause) => (cause, true),
             Finding::Inconclusive(cause) => (cause, false),
         };
-        self.finish(io, request, DirectOutcome::Failed { cause, is_final });
+        self.direct.finish(io, request, DirectOutcome::Failed { cause, is_final });
     }
 
-    // ------------------------------------------------------------------- answers of the target
-
-    /// Is this the number of a request in this session?
-    pub(super) fn has_request(&self, session: u64, request: u64) -> bool {
-        self.pending.get(&request).is_some_and(|pending| pending.session == session)
-    }
-
-    pub(super) fn refused(&mut self, io: &RailIo, request: u64, refusal: Refusal) {
-        let Refusal { kind, cause } = refusal;
-        self.finish(io, request, DirectOutcome::Refused { kind, cause });
+    /// Sends a message in a session, if it still exists.
+    fn send(&mut self, io: &mut RailIo, (link, session): (u32, u64), message: &Message) {
+        let link = self.links.get_mut(&link).filter(|link| link.session.id() == session);
+        if let Some(link) = link {
+            io.send_message(&mut link.session, message);
+        }
     }
 
     /// A message of the target in a session.
-    pub(super) fn handle(
-        &mut self,
-        io: &mut RailIo,
-        links: &mut Links,
-        session: u64,
-        message: Message,
-    ) {
+    pub(super) fn handle_direct(&mut self, io: &mut RailIo, session: u64, message: Message) {
         let is_own = |pending: &PendingDirect| pending.session == session;
         match message {
             Message::Direct { request, memory } => {
-                let Some(pending) = self.pending.get(&request).filter(|it| is_own(it)) else {
+                let Some(pending) = self.direct.pending.get(&request).filter(|it| is_own(it))
+                else {
                     return;
                 };
                 let is_probed = match &pending.run {
@@ -246,128 +257,98 @@ impl DirectRequests {
                     // It grants what this side has not seen to be right.
                     Some(_) => {
                         let finding = "the peer ended the probe too early".into();
-                        return self.fail(io, links, request, finding);
+                        return self.fail_probe(io, request, finding);
                     }
                 };
-                let memory = match memory.is_empty() {
-                    true => Ok(None),
-                    false => io.attach(&memory).map(Some),
-                };
-                match memory {
-                    Ok(memory) => {
-                        let outcome = DirectOutcome::Granted { memory, is_probed };
-                        self.finish(io, request, outcome);
-                    }
+                let key = (!memory.is_empty()).then(|| io.attach(&memory)).transpose();
+                let outcome = match key {
+                    Ok(memory) => DirectOutcome::Granted { memory, is_probed },
                     Err(error) => {
                         let cause = format!("its key is unusable: {error}");
-                        let kind = ErrorKind::Malformed;
-                        self.finish(io, request, DirectOutcome::Refused { kind, cause });
+                        DirectOutcome::Refused { kind: ErrorKind::Malformed, cause }
                     }
-                }
+                };
+                self.direct.finish(io, request, outcome);
             }
             Message::ProbeReady { request, probe, memory } => {
-                let Some(pending) = self.pending.get_mut(&request) else { return };
+                let Some(pending) = self.direct.pending.get_mut(&request) else { return };
                 if !is_own(pending) || pending.run.is_some() {
                     return;
                 }
                 let begun = start(io, pending, probe, &memory);
-                self.continue_with(io, links, request, begun);
+                self.continue_probe(io, request, begun);
             }
             Message::ProbeChecked { probe, step, failure } => {
-                let Some(request) = self.find(session, probe) else { return };
-                let Some(run) = self.run(request) else { return };
+                let Some((request, run)) = self.direct.run_of(session, probe) else { return };
                 let is_awaited = matches!(run.phase, Phase::AwaitingCheck);
                 let moved = match failure {
                     _ if !is_awaited || run.step != step as usize => {
                         Err("the peer looked at another step".into())
                     }
                     Some(failure) => Err(failure.cause.into()),
-                    None => self.next_step(io, links, request),
+                    None => self.next_step(io, request),
                 };
-                self.continue_with(io, links, request, moved);
+                self.continue_probe(io, request, moved);
             }
             Message::ProbeFilled { probe, step } => {
-                let Some(request) = self.find(session, probe) else { return };
-                let Some(run) = self.run(request) else { return };
+                let Some((request, run)) = self.direct.run_of(session, probe) else { return };
                 let is_awaited = matches!(run.phase, Phase::AwaitingFill);
                 let moved = match is_awaited && run.step == step as usize {
-                    true => self.move_parts(io, links, request),
+                    true => self.move_parts(io, request),
                     false => Err("the peer filled another step".into()),
                 };
-                self.continue_with(io, links, request, moved);
+                self.continue_probe(io, request, moved);
             }
             _ => {}
         }
     }
 
-    fn find(&self, session: u64, probe: u64) -> Option<u64> {
-        let is_it = |pending: &PendingDirect| {
-            pending.session == session && pending.run.as_ref().is_some_and(|run| run.probe == probe)
-        };
-        self.pending.iter().find(|(_, pending)| is_it(pending)).map(|(request, _)| *request)
-    }
-
-    fn run(&mut self, request: u64) -> Option<&mut Run> {
-        self.pending.get_mut(&request)?.run.as_mut()
-    }
-
-    fn continue_with(
-        &mut self,
-        io: &mut RailIo,
-        links: &mut Links,
-        request: u64,
-        moved: Found<()>,
-    ) {
+    fn continue_probe(&mut self, io: &mut RailIo, request: u64, moved: Found<()>) {
         if let Err(finding) = moved {
-            self.fail(io, links, request, finding);
+            self.fail_probe(io, request, finding);
         }
     }
 
     // ------------------------------------------------------------------- steps
 
     /// Starts the step after the current one.
-    fn next_step(&mut self, io: &mut RailIo, links: &mut Links, request: u64) -> Found<()> {
-        let Some(pending) = self.pending.get_mut(&request) else { return Ok(()) };
+    fn next_step(&mut self, io: &mut RailIo, request: u64) -> Found<()> {
+        let Some(pending) = self.direct.pending.get_mut(&request) else { return Ok(()) };
         let (of, Some(run)) = ((pending.link, pending.session), &mut pending.run) else {
             return Ok(());
         };
         run.step += 1;
-        match steps().get(run.step) {
-            None => {
-                run.phase = Phase::AwaitingGrant;
-                let message = Message::ProbePassed { probe: run.probe };
-                send(io, links, of, &message);
-                Ok(())
+        let (probe, step) = (run.probe, run.step as u32);
+        let (phase, message) = match steps().get(run.step) {
+            None => (Phase::AwaitingGrant, Message::ProbePassed { probe }),
+            Some(next) if next.operation() == Operation::Get => {
+                (Phase::AwaitingFill, Message::RequestProbeFill { probe, step })
             }
-            Some(step) if step.operation() == Operation::Get => {
-                run.phase = Phase::AwaitingFill;
-                let message = Message::RequestProbeFill { probe: run.probe, step: run.step as u32 };
-                send(io, links, of, &message);
-                Ok(())
-            }
-            Some(_) => begin_fill(run),
-        }
+            Some(_) => return begin_fill(run),
+        };
+        run.phase = phase;
+        self.send(io, of, &message);
+        Ok(())
     }
 
     /// Posts the operations of a step.
-    fn move_parts(&mut self, io: &mut RailIo, links: &mut Links, request: u64) -> Found<()> {
-        let Some(run) = self.run(request) else { return Ok(()) };
+    fn move_parts(&mut self, io: &mut RailIo, request: u64) -> Found<()> {
+        let Some(run) = self.direct.run(request) else { return Ok(()) };
         let longest = MAX_PART_LENGTH.min(io.capabilities().max_message_size as u64);
         let unposted = steps()[run.step].parts().iter().flat_map(|part| part.pieces(longest));
         let unposted = unposted.collect();
         run.phase = Phase::Moving { unposted, in_flight: 0 };
-        self.post_parts(io, links, request)
+        self.post_parts(io, request)
     }
 
-    fn post_parts(&mut self, io: &mut RailIo, links: &mut Links, request: u64) -> Found<()> {
-        let Self { pending, chunks, .. } = self;
+    fn post_parts(&mut self, io: &mut RailIo, request: u64) -> Found<()> {
+        let DirectRequests { pending, chunks, .. } = &mut self.direct;
         let Some(pending) = pending.get_mut(&request) else { return Ok(()) };
         let PendingDirect { link: number, session, run: Some(run), .. } = pending else {
             return Ok(());
         };
-        let Some(link) = links.get(number).filter(|link| link.session.id() == *session) else {
-            return Ok(());
-        };
+        let link = self.links.get(number).filter(|link| link.session.id() == *session);
+        let Some(link) = link else { return Ok(()) };
         let operation = steps()[run.step].operation();
         let Phase::Moving { unposted, in_flight } = &mut run.phase else { return Ok(()) };
         while let Some(part) = unposted.front().copied() {
@@ -394,28 +375,21 @@ impl DirectRequests {
         Ok(())
     }
 
-    /// An operation is done. False if it belongs to no probe.
-    pub(super) fn chunk_done(
+    /// An operation is done. Returns its session, or None if it belongs to no probe.
+    pub(super) fn probe_chunk_done(
         &mut self,
         io: &mut RailIo,
-        links: &mut Links,
         chunk: u64,
         outcome: &Result<()>,
     ) -> Option<u64> {
-        let ProbeChunk { request, session, .. } = self.chunks.remove(&chunk)?;
-        let moved = self.part_done(io, links, request, outcome);
-        self.continue_with(io, links, request, moved);
+        let ProbeChunk { request, session, .. } = self.direct.chunks.remove(&chunk)?;
+        let moved = self.part_done(io, request, outcome);
+        self.continue_probe(io, request, moved);
         Some(session)
     }
 
-    fn part_done(
-        &mut self,
-        io: &mut RailIo,
-        links: &mut Links,
-        request: u64,
-        outcome: &Result<()>,
-    ) -> Found<()> {
-        let Some(pending) = self.pending.get_mut(&request) else { return Ok(()) };
+    fn part_done(&mut self, io: &mut RailIo, request: u64, outcome: &Result<()>) -> Found<()> {
+        let Some(pending) = self.direct.pending.get_mut(&request) else { return Ok(()) };
         let (of, Some(run)) = ((pending.link, pending.session), &mut pending.run) else {
             return Ok(());
         };
@@ -431,7 +405,7 @@ impl DirectRequests {
         if step.operation() == Operation::Put {
             run.phase = Phase::AwaitingCheck;
             let message = Message::ProbeWritten { probe: run.probe, step: run.step as u32 };
-            send(io, links, of, &message);
+            self.send(io, of, &message);
             return Ok(());
         }
         let now = Instant::now();
@@ -442,25 +416,19 @@ impl DirectRequests {
     }
 
     /// Continues all probes as far as possible now. True if anything happened.
-    pub(super) fn advance(&mut self, io: &mut RailIo, links: &mut Links) -> bool {
+    pub(super) fn advance_probes(&mut self, io: &mut RailIo) -> bool {
         let mut has_moved = false;
         let now = Instant::now();
-        for request in self.pending.keys().copied().collect::<Vec<_>>() {
-            let moved = self.advance_one(io, links, request, now);
+        for request in self.direct.pending.keys().copied().collect::<Vec<_>>() {
+            let moved = self.advance_probe(io, request, now);
             has_moved |= moved != Ok(false);
-            self.continue_with(io, links, request, moved.map(drop));
+            self.continue_probe(io, request, moved.map(drop));
         }
         has_moved
     }
 
-    fn advance_one(
-        &mut self,
-        io: &mut RailIo,
-        links: &mut Links,
-        request: u64,
-        now: Instant,
-    ) -> Found<bool> {
-        let Some(pending) = self.pending.get_mut(&request) else { return Ok(false) };
+    fn advance_probe(&mut self, io: &mut RailIo, request: u64, now: Instant) -> Found<bool> {
+        let Some(pending) = self.direct.pending.get_mut(&request) else { return Ok(false) };
         if now >= pending.until {
             return Err(Finding::Inconclusive(late_text(pending.run.as_ref())));
         }
@@ -468,33 +436,25 @@ impl DirectRequests {
         match &mut run.phase {
             Phase::Moving { unposted, .. } if !unposted.is_empty() => {
                 let before = unposted.len();
-                self.post_parts(io, links, request)?;
-                let Some(Run { phase: Phase::Moving { unposted, .. }, .. }) = self.run(request)
-                else {
+                self.post_parts(io, request)?;
+                let run = self.direct.run(request);
+                let Some(Run { phase: Phase::Moving { unposted, .. }, .. }) = run else {
                     return Ok(true);
                 };
                 Ok(unposted.len() != before)
             }
             Phase::Filling => match run.scratch.poll()? {
                 false => Ok(false),
-                true => self.move_parts(io, links, request).map(|()| true),
+                true => self.move_parts(io, request).map(|()| true),
             },
             Phase::Looking(arrival) => match run.scratch.judge(arrival)? {
                 None => Ok(false),
-                Some(Look::Right) => self.next_step(io, links, request).map(|()| true),
+                Some(Look::Right) => self.next_step(io, request).map(|()| true),
                 Some(Look::Again) => Ok(true),
                 Some(Look::Failed(cause)) => Err(cause.into()),
             },
             _ => Ok(false),
         }
-    }
-}
-
-/// Sends a message in a session, if it still exists.
-fn send(io: &mut RailIo, links: &mut Links, (link, session): (u32, u64), message: &Message) {
-    let link = links.get_mut(&link).filter(|link| link.session.id() == session);
-    if let Some(link) = link {
-        io.send_message(&mut link.session, message);
     }
 }
 
@@ -546,7 +506,7 @@ fn late_text(run: Option<&Run>) -> String {
 /// Access for tests.
 #[cfg(test)]
 mod test_access {
-    use crate::rail::initiator::InitiatorRole;
+    use super::*;
 
     impl InitiatorRole {
         /// The requests for direct access that are not answered.

@@ -158,15 +158,6 @@ impl InitiatorRole {
         }
     }
 
-    /// Requests direct access to a region at the agent's request.
-    pub(super) fn request_direct(&mut self, io: &mut RailIo, link: u32, wanted: DirectRequest) {
-        self.direct.request(io, &mut self.links, link, wanted);
-    }
-
-    pub(super) fn is_probing(&self) -> bool {
-        self.direct.is_probing()
-    }
-
     /// Has the provider operations of this link?
     fn has_operations(&self, link: u32) -> bool {
         self.in_flight.values().any(|chunk| chunk.link == link)

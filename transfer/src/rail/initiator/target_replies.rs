@@ -60,13 +60,7 @@ impl InitiatorRole {
                 link.send_notices(io);
             }
             Message::Withdrawn { region } => self.region_withdrawn(io, number, region),
-            message @ (Message::Direct { .. }
-            | Message::ProbeReady { .. }
-            | Message::ProbeChecked { .. }
-            | Message::ProbeFilled { .. }) => {
-                self.direct.handle(io, &mut self.links, session, message);
-            }
-            _ => {}
+            message => self.handle_direct(io, session, message),
         }
     }
 

@@ -152,7 +152,7 @@ impl InitiatorRole {
     /// Starts chunks for which there is room, and posts those that found none. True if there were
     /// any.
     pub(in crate::rail) fn advance(&mut self, io: &mut RailIo) -> bool {
-        let mut has_moved = self.direct.advance(io, &mut self.links);
+        let mut has_moved = self.advance_probes(io);
         for link in self.links.values_mut() {
             link.chunks.set_queue_full(false);
         }
@@ -298,7 +298,7 @@ impl InitiatorRole {
 
     /// A chunk completed a stage.
     pub(in crate::rail) fn stage_done(&mut self, io: &mut RailIo, chunk: u64, outcome: Result<()>) {
-        if let Some(session) = self.direct.chunk_done(io, &mut self.links, chunk, &outcome) {
+        if let Some(session) = self.probe_chunk_done(io, chunk, &outcome) {
             if self.closing_sessions.contains_key(&session) {
                 self.send_bye_when_idle(io, session);
             }

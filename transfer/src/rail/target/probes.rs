@@ -32,25 +32,12 @@ const MAX_PASSED: usize = 64;
 
 /// A request for direct access.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct AccessRequest {
+struct AccessRequest {
     request: u64,
     region: u64,
     ticket: u64,
     from: MemoryEnd,
     probes: bool,
-}
-
-impl AccessRequest {
-    /// To the region with this number and ticket, from memory of this kind. Does the initiator need a
-    /// probe?
-    pub(super) fn new(
-        request: u64,
-        (region, ticket): (u64, u64),
-        from: MemoryEnd,
-        probes: bool,
-    ) -> Self {
-        Self { request, region, ticket, from, probes }
-    }
 }
 
 struct Probe {
@@ -100,10 +87,27 @@ fn violation() -> Error {
 }
 
 impl TargetRole {
+    /// A message about direct access.
+    pub(super) fn handle_direct(&mut self, io: &mut RailIo, session: u64, message: Message) {
+        match message {
+            Message::RequestDirect { request, region, ticket, from, probes } => {
+                let wanted = AccessRequest { request, region, ticket, from, probes };
+                self.request_direct(io, session, wanted);
+            }
+            Message::ProbeWritten { probe, step } => self.probe_written(io, session, probe, step),
+            Message::RequestProbeFill { probe, step } => {
+                self.fill_for_probe(io, session, probe, step);
+            }
+            Message::ProbePassed { probe } => self.probe_passed(io, session, probe),
+            Message::ProbeAbandoned { probe } => self.probe_abandoned(io, session, probe),
+            _ => {}
+        }
+    }
+
     // ------------------------------------------------------------------- requests
 
     /// An initiator requests direct access to a region that it has opened, and may demand a probe.
-    pub(super) fn request_direct(&mut self, io: &mut RailIo, session: u64, wanted: AccessRequest) {
+    fn request_direct(&mut self, io: &mut RailIo, session: u64, wanted: AccessRequest) {
         match self.needs_probe(io, session, wanted) {
             Ok(false) => self.grant(io, session, wanted),
             Ok(true) => {
@@ -234,7 +238,7 @@ impl TargetRole {
     }
 
     /// The notice of a step of writes has arrived.
-    pub(super) fn probe_written(&mut self, io: &mut RailIo, session: u64, number: u64, step: u32) {
+    fn probe_written(&mut self, io: &mut RailIo, session: u64, number: u64, step: u32) {
         let now = Instant::now();
         let Some(probe) = self.probe(session, number) else { return };
         let looked = match expected_step(probe, step, Operation::Put) {
@@ -245,7 +249,7 @@ impl TargetRole {
     }
 
     /// The initiator is going to read the bytes of a step.
-    pub(super) fn fill_for_probe(&mut self, io: &mut RailIo, session: u64, number: u64, step: u32) {
+    fn fill_for_probe(&mut self, io: &mut RailIo, session: u64, number: u64, step: u32) {
         let Some(probe) = self.probe(session, number) else { return };
         let begun = match expected_step(probe, step, Operation::Get) {
             None => Err(violation()),
@@ -258,7 +262,7 @@ impl TargetRole {
     }
 
     /// The initiator has found all bytes right.
-    pub(super) fn probe_passed(&mut self, io: &mut RailIo, session: u64, number: u64) {
+    fn probe_passed(&mut self, io: &mut RailIo, session: u64, number: u64) {
         let Some(probe) = self.probe(session, number) else { return };
         if probe.step < steps().len() {
             return self.end_if_failed(io, number, Err(violation()));
@@ -278,7 +282,7 @@ impl TargetRole {
     }
 
     /// The initiator has ended a probe.
-    pub(super) fn probe_abandoned(&mut self, io: &mut RailIo, session: u64, number: u64) {
+    fn probe_abandoned(&mut self, io: &mut RailIo, session: u64, number: u64) {
         if self.probe(session, number).is_some() {
             self.quarantine_probe(number);
             self.start_probes(io);
