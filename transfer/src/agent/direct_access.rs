@@ -73,28 +73,28 @@ impl Agent {
         if !may_be_direct(facts, policy) {
             return Ok(None);
         }
-        let access = match LocalEnd::of(local) {
-            Ok(local) => Some(self.request_direct_access(number, &local, remote, end)?),
+        let Fabric::Connected {
+            local: local_registration, remote: remote_registration, probe, ..
+        } = &mut facts.fabric
+        else {
+            return Ok(None);
+        };
+        let local = match LocalEnd::of(local) {
+            Ok(local) => local,
             Err(obstacle) => {
-                facts.fabric.set_local(obstacle);
-                None
+                *local_registration = obstacle;
+                return Ok(None);
             }
         };
-        Ok(match access {
-            Some(DirectAccess::Granted(keys, probe)) => {
-                facts.fabric.set_probe(probe);
-                Some(keys)
+        match self.request_direct_access(number, &local, remote, end)? {
+            DirectAccess::Granted(keys, outcome) => {
+                *probe = outcome;
+                return Ok(Some(keys));
             }
-            Some(DirectAccess::Refused(cause)) => {
-                facts.fabric.set_remote(Registration::Refused { cause });
-                None
-            }
-            Some(DirectAccess::Failed(cause)) => {
-                facts.fabric.set_probe(Probe::Failed { cause });
-                None
-            }
-            None => None,
-        })
+            DirectAccess::Refused(cause) => *remote_registration = Registration::Refused { cause },
+            DirectAccess::Failed(cause) => *probe = Probe::Failed { cause },
+        }
+        Ok(None)
     }
 
     /// Opens a region, and waits for the answers to the requests for direct access.
@@ -105,7 +105,7 @@ impl Agent {
         remote: &RegionDescriptor,
         end: Instant,
     ) -> Result<DirectAccess> {
-        let Some(remote_end) = MemoryEnd::of_region(remote) else {
+        let Some(remote_end) = MemoryEnd::of(remote.memory_type, remote.device) else {
             let cause = "no fabric accesses memory of its kind".to_owned();
             return Ok(DirectAccess::Refused(cause));
         };
@@ -130,15 +130,10 @@ impl Agent {
 /// Would the fabric access the memories itself, device memory among them, if the peer grants it and
 /// probed transfers are right?
 fn may_be_direct(facts: &Facts, policy: &Policy) -> bool {
-    let is_open = match &facts.fabric {
-        Fabric::Connected { probe, .. } => {
-            matches!(probe, Probe::NotMade | Probe::Passed | Probe::Skipped)
-        }
-        Fabric::None { .. } => false,
-    };
     let mut granted = facts.clone();
-    granted.fabric.set_probe(Probe::Passed);
-    is_open
+    let Fabric::Connected { probe, .. } = &mut granted.fabric else { return false };
+    let before = std::mem::replace(probe, Probe::Passed);
+    matches!(before, Probe::NotMade | Probe::Passed | Probe::Skipped)
         && facts.has_device_memory()
         && choose(&granted, policy).taken() == Some(Path::FabricDirect)
 }

@@ -21,7 +21,7 @@ use gpu::{Device, Uuid};
 use serde::{Deserialize, Serialize};
 
 use crate::path::{Exportability, MemoryType, Registration};
-use crate::region::{Buffer, RegionDescriptor};
+use crate::region::Buffer;
 
 /// The kind of memory at one end of a transfer: transfers between two kinds have one verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -41,10 +41,6 @@ impl MemoryEnd {
             }
             (MemoryType::Device(_), None) => None,
         }
-    }
-
-    pub fn of_region(region: &RegionDescriptor) -> Option<Self> {
-        Self::of(region.memory_type, region.device)
     }
 }
 

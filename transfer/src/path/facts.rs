@@ -158,29 +158,6 @@ pub enum Fabric {
     },
 }
 
-impl Fabric {
-    /// Sets the registration of the local memory, if they are connected.
-    pub(crate) fn set_local(&mut self, registration: Registration) {
-        if let Self::Connected { local, .. } = self {
-            *local = registration;
-        }
-    }
-
-    /// Sets the registration of the remote memory, if they are connected.
-    pub(crate) fn set_remote(&mut self, registration: Registration) {
-        if let Self::Connected { remote, .. } = self {
-            *remote = registration;
-        }
-    }
-
-    /// Sets the outcome of a probe, if they are connected.
-    pub(crate) fn set_probe(&mut self, outcome: Probe) {
-        if let Self::Connected { probe, .. } = self {
-            *probe = outcome;
-        }
-    }
-}
-
 /// What a choice depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Facts {

@@ -127,27 +127,25 @@ impl RemoteTransport {
     /// Adds what is known about transfers between two ends to the facts of a fabric.
     pub(in crate::agent) fn with_verdicts(
         &self,
-        fabric: Fabric,
+        mut fabric: Fabric,
         peer: u32,
         ends: (Option<MemoryEnd>, Option<MemoryEnd>),
         region: Option<u64>,
     ) -> Fabric {
-        let Fabric::Connected { provider, remote_access, local, mut remote, .. } = fabric else {
-            return fabric;
-        };
+        let Fabric::Connected { remote, probe, .. } = &mut fabric else { return fabric };
         let is_of_host = ends == (Some(MemoryEnd::Host), Some(MemoryEnd::Host));
         let refused = self.peers.get(&peer).map(|peer| &peer.refused_regions);
         let refused = refused.filter(|_| !is_of_host);
         let cause = refused.zip(region).and_then(|(refused, region)| refused.get(&region));
         if let (Some(cause), Registration::Works) = (cause, &remote) {
-            remote = Registration::Refused { cause: cause.clone() };
+            *remote = Registration::Refused { cause: cause.clone() };
         }
-        let probe = match ends {
+        *probe = match ends {
             (Some(MemoryEnd::Host), Some(MemoryEnd::Host)) => Probe::NotNeeded,
             (Some(local), Some(remote)) => self.verdict(peer, (local, remote)),
             _ => Probe::NotMade,
         };
-        Fabric::Connected { provider, remote_access, local, remote, probe }
+        fabric
     }
 
     /// The verdict of all links to a peer that are up.
@@ -211,56 +209,49 @@ impl RemoteTransport {
         for (number, outcome) in std::mem::take(&mut self.direct_requests.outcomes) {
             let Some(link) = self.links.get_mut(&number) else { continue };
             let rail = &self.rails[link.rail];
-            let verdict = match outcome {
-                Some(DirectOutcome::Granted { memory, is_probed }) => {
+            let late =
+                || DirectOutcome::Lost { cause: "the peer did not answer in time".to_owned() };
+            let verdict = match outcome.unwrap_or_else(late) {
+                DirectOutcome::Granted { memory, is_probed } => {
                     keys.0.insert(number, memory);
                     let is_passed = is_probed || link.verdicts.has_passed(ends);
                     let early = rail.domain().capabilities().completes_device_copies_early();
                     match is_passed {
-                        true if early => Some(Verdict::Failed(format!(
+                        true if early => Verdict::Failed(format!(
                             "it passed now, but {} is known to complete copies of devices before \
                              they are done",
                             rail.provider()
-                        ))),
-                        true => Some(Verdict::Passed),
-                        false => Some(Verdict::Skipped),
+                        )),
+                        true => Verdict::Passed,
+                        false => Verdict::Skipped,
                     }
                 }
-                Some(DirectOutcome::Failed { cause, is_final: true }) => {
-                    Some(Verdict::Failed(cause))
-                }
-                Some(DirectOutcome::Failed { cause, .. }) if has_full_time => {
-                    Some(Verdict::Inconclusive(cause, Instant::now() + RETRY_AFTER))
-                }
-                Some(DirectOutcome::Failed { cause, .. }) => {
-                    lost.get_or_insert(cause);
-                    None
-                }
-                Some(DirectOutcome::Refused { kind: ErrorKind::NoPath, cause }) => {
+                DirectOutcome::Failed { cause, is_final: true } => Verdict::Failed(cause),
+                DirectOutcome::Refused { kind: ErrorKind::NoPath, cause } => {
                     if let Some(peer) = self.peers.get_mut(&peer) {
                         peer.refused_regions.insert(region, cause.clone());
                     }
                     refusal.get_or_insert(cause);
-                    None
+                    continue;
                 }
-                Some(DirectOutcome::Refused { kind, cause }) => match kind {
-                    // They say nothing about the next request.
-                    ErrorKind::Stale | ErrorKind::Denied | ErrorKind::TooMany => {
-                        lost.get_or_insert(cause);
-                        None
-                    }
-                    _ => Some(Verdict::Inconclusive(cause, Instant::now() + RETRY_AFTER)),
-                },
-                Some(DirectOutcome::Lost { cause }) => {
+                // They say nothing about the next request.
+                DirectOutcome::Refused {
+                    kind: ErrorKind::Stale | ErrorKind::Denied | ErrorKind::TooMany,
+                    cause,
+                }
+                | DirectOutcome::Lost { cause } => {
                     lost.get_or_insert(cause);
-                    None
+                    continue;
                 }
-                None => {
-                    lost.get_or_insert_with(|| "the peer did not answer in time".to_owned());
-                    None
+                DirectOutcome::Failed { cause, .. } if !has_full_time => {
+                    lost.get_or_insert(cause);
+                    continue;
+                }
+                DirectOutcome::Failed { cause, .. } | DirectOutcome::Refused { cause, .. } => {
+                    Verdict::Inconclusive(cause, Instant::now() + RETRY_AFTER)
                 }
             };
-            if let Some(Verdict::Failed(cause) | Verdict::Inconclusive(cause, _)) = &verdict {
+            if let Verdict::Failed(cause) | Verdict::Inconclusive(cause, _) = &verdict {
                 tracing::info!(
                     peer = link.label,
                     provider = rail.provider(),
@@ -269,18 +260,12 @@ impl RemoteTransport {
                 );
                 failure.get_or_insert_with(|| cause.clone());
             }
-            if let Some(verdict) = verdict {
-                link.verdicts.0.insert(ends, verdict);
-            }
+            link.verdicts.0.insert(ends, verdict);
         }
-        if let Some(cause) = failure {
-            return DirectAccess::Failed(cause);
-        }
-        if let Some(cause) = refusal {
-            return DirectAccess::Refused(cause);
-        }
-        if let Some(cause) = lost {
-            return DirectAccess::Failed(cause);
+        match (failure, refusal, lost) {
+            (None, Some(cause), _) => return DirectAccess::Refused(cause),
+            (Some(cause), ..) | (.., Some(cause)) => return DirectAccess::Failed(cause),
+            (None, None, None) => {}
         }
         match self.verdict(peer, ends) {
             Probe::Failed { cause } => DirectAccess::Failed(cause),
