@@ -234,10 +234,7 @@ impl OpenedBuffer {
     /// The mapped memory, if it is of a device.
     #[must_use]
     pub fn memory(&self) -> Option<&Memory> {
-        match &self.buffer {
-            Buffer::Device(memory) => Some(memory),
-            Buffer::Host(_) => None,
-        }
+        self.buffer.memory()
     }
 
     /// What the bytes mean.
@@ -267,11 +264,7 @@ impl OpenedBuffer {
     /// The address of the element with all indices 0 in this process.
     #[must_use]
     pub fn address(&self) -> u64 {
-        let start = match &self.buffer {
-            Buffer::Device(memory) => memory.address(),
-            Buffer::Host(buffer) => buffer.address(),
-        };
-        start + self.tensor.byte_offset
+        self.buffer.address() + self.tensor.byte_offset
     }
 
     /// Gives it back without a use: memory for one receiver can be opened again.

@@ -8,7 +8,7 @@ use super::remote_transport::RemoteTransport;
 use crate::device_memory::{DeviceFacts, FabricFacts, LocalEnd, MemoryEnd, obstacle};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::path::{DeviceAccess, Exportability, Facts, MemoryType, Operation, Registration};
-use crate::region::{Buffer, Region, RegionDescriptor};
+use crate::region::{Region, RegionDescriptor};
 
 pub(super) const EXPLAIN: &str = "explain path";
 
@@ -136,10 +136,7 @@ impl MemoryAttributes {
 
 impl From<&Region> for MemoryAttributes {
     fn from(region: &Region) -> Self {
-        let device = match region.buffer() {
-            Buffer::Device(memory) => Some(memory.mapped_for().properties().uuid),
-            Buffer::Host(_) => None,
-        };
+        let device = region.buffer().memory().map(|it| it.mapped_for().properties().uuid);
         let end = LocalEnd::of(region.buffer()).ok().map(|end| end.end());
         let registrations = region.0.registrations().to_vec();
         let source = MemorySource::Own { registrations, end };

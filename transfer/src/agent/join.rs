@@ -187,10 +187,7 @@ impl Agent {
         peer.check_connected()?;
         // Earlier failures of the fabric do not count.
         self.remote_transport.set_error(number, None);
-        let local_device = match &local.buffer {
-            Buffer::Device(memory) => Some(memory.mapped_for().clone()),
-            Buffer::Host(_) => None,
-        };
+        let local_device = local.buffer.memory().map(|memory| memory.mapped_for().clone());
         let ends = (&MemoryAttributes::from(region), &MemoryAttributes::from(&remote));
         let by = (number, &self.peers);
         let (mut facts, device) =

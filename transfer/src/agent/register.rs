@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use fabric::MemoryRegion;
-use gpu::DeviceName;
+use gpu::{DeviceName, Memory};
 
 use super::local_target::LocalTarget;
 use crate::device_memory::{WrittenDevices, device_memory};
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::path::ExportObstacle;
+use crate::path::{ExportObstacle, Exportability};
 use crate::rail::{RailHandle, RailOwner};
 use crate::region::{
     Buffer, FabricKey, REGISTER, RailMemory, Region, RegionDescriptor, RegionOwner,
-    RegisteredRegion, Rights, unexportable_descriptor,
+    RegisteredRegion, Rights,
 };
 
 impl LocalTarget {
@@ -42,14 +42,11 @@ impl LocalTarget {
 
     /// Registers a local-only region: it is not in the region table, and has no keys.
     pub(super) fn register_local(self: &Arc<Self>, buffer: Buffer) -> Result<Region> {
-        let device = match &buffer {
-            Buffer::Device(memory) => memory.device(),
-            Buffer::Host(_) => None,
-        };
+        let device = buffer.memory().and_then(Memory::device);
         let device = device.map(DeviceName::uuid).transpose().during(REGISTER)?;
         let memories = self.register_with_rails(&buffer, None);
-        let descriptor_base =
-            unexportable_descriptor(self.identity, &buffer, device, ExportObstacle::LocalOnly);
+        let local_only = Exportability::Not(ExportObstacle::LocalOnly);
+        let descriptor_base = buffer.base_descriptor(self.identity, device, local_only);
         let descriptor = RegionDescriptor { number: self.next_region_number(), ..descriptor_base };
         Ok(Region(Arc::new(RegisteredRegion::new(self.clone(), buffer, descriptor, memories))))
     }

@@ -24,11 +24,7 @@ struct RegisteredBuffer {
 // is dropped, and never gets shorter; this keeps a handle. Its bytes are copied, never borrowed.
 unsafe impl fabric::Memory for RegisteredBuffer {
     fn as_ptr(&self) -> *mut u8 {
-        let address = match &*self.buffer {
-            Buffer::Device(memory) => memory.address(),
-            Buffer::Host(buffer) => buffer.address(),
-        };
-        (address + self.offset) as *mut u8
+        (self.buffer.address() + self.offset) as *mut u8
     }
 
     fn len(&self) -> usize {
@@ -50,10 +46,8 @@ fn kind_of(device: DeviceName) -> MemoryKind {
 
 /// The memory and its device; None for host memory.
 pub fn device_memory(buffer: &Buffer) -> Option<(&Memory, DeviceName)> {
-    match buffer {
-        Buffer::Device(memory) => memory.device().map(|device| (memory, device)),
-        Buffer::Host(_) => None,
-    }
+    let memory = buffer.memory()?;
+    memory.device().map(|device| (memory, device))
 }
 
 /// The access of peers with these rights, or of local-only memory.

@@ -7,6 +7,4 @@ pub use descriptor::{FabricKey, RegionDescriptor, Rights};
 pub use registered::{Buffer, Region};
 
 pub(crate) use descriptor::MAX_PIECES;
-pub(crate) use registered::{
-    REGISTER, RailMemory, RegionOwner, RegisteredRegion, unexportable_descriptor,
-};
+pub(crate) use registered::{REGISTER, RailMemory, RegionOwner, RegisteredRegion};

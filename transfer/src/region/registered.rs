@@ -54,24 +54,34 @@ impl Buffer {
         }
     }
 
+    /// Start address in this process.
+    pub(crate) fn address(&self) -> u64 {
+        match self {
+            Self::Device(memory) => memory.address(),
+            Self::Host(buffer) => buffer.address(),
+        }
+    }
+
+    pub(crate) fn memory(&self) -> Option<&Memory> {
+        match self {
+            Self::Device(memory) => Some(memory),
+            Self::Host(_) => None,
+        }
+    }
+
     /// The descriptor without ticket, rights and fabric keys.
     pub(crate) fn describe(&self, agent: [u8; 16]) -> Result<RegionDescriptor> {
-        let exportable = |memory_type, device| base_descriptor(agent, self, memory_type, device);
-        let unexportable =
-            |device, obstacle| unexportable_descriptor(agent, self, device, obstacle);
+        let base = |device, exportability| self.base_descriptor(agent, device, exportability);
+        let private = || base(None, Exportability::Not(ExportObstacle::PrivateHostMemory));
         let memory = match self {
-            Self::Host(buffer) if buffer.is_private() => {
-                return Ok(unexportable(None, ExportObstacle::PrivateHostMemory));
-            }
+            Self::Host(buffer) if buffer.is_private() => return Ok(private()),
             Self::Host(_) => {
-                let memory_type = MemoryType::Host(Exportability::ByDescriptors);
-                return Ok(RegionDescriptor { pieces: 1, ..exportable(memory_type, None) });
+                let base = base(None, Exportability::ByDescriptors);
+                return Ok(RegionDescriptor { pieces: 1, ..base });
             }
             Self::Device(memory) => memory,
         };
-        let Some(name) = memory.device() else {
-            return Ok(unexportable(None, ExportObstacle::PrivateHostMemory));
-        };
+        let Some(name) = memory.device() else { return Ok(private()) };
         let device = Some(name.uuid().during(REGISTER)?);
         match memory.pieces() {
             Ok(found) => {
@@ -80,8 +90,7 @@ impl Buffer {
                     let detail = format!("{count} pieces, {MAX_PIECES} is the maximum");
                     return Err(Error::new(REGISTER, ErrorKind::TooMany, detail));
                 }
-                let memory_type = MemoryType::Device(Exportability::ByDescriptors);
-                let base = exportable(memory_type, device);
+                let base = base(device, Exportability::ByDescriptors);
                 return Ok(RegionDescriptor { offset, pieces: count as u32, ..base });
             }
             Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {}
@@ -95,20 +104,42 @@ impl Buffer {
                     }
                     exported => {
                         let handle = exported.during(REGISTER)?;
-                        let memory_type = MemoryType::Device(Exportability::ByLegacyHandle);
                         let (offset, legacy) = (handle.offset, Some(handle.bytes));
-                        let base = exportable(memory_type, device);
+                        let base = base(device, Exportability::ByLegacyHandle);
                         return Ok(RegionDescriptor { offset, legacy, ..base });
                     }
                 },
                 Allocator::Mapped { .. } => ExportObstacle::NotExportable,
                 Allocator::Pool => ExportObstacle::StreamOrderedPool,
                 Allocator::Managed => ExportObstacle::Managed,
-                Allocator::Host => {
-                    return Ok(unexportable(None, ExportObstacle::PrivateHostMemory));
-                }
+                Allocator::Host => return Ok(private()),
             };
-        Ok(unexportable(device, obstacle))
+        Ok(base(device, Exportability::Not(obstacle)))
+    }
+
+    /// A descriptor without number, ticket, rights, exported memory and fabric keys, of memory of a
+    /// device or of the host.
+    pub(crate) fn base_descriptor(
+        &self,
+        agent: [u8; 16],
+        device: Option<Uuid>,
+        exportability: Exportability,
+    ) -> RegionDescriptor {
+        let memory_type = if device.is_some() { MemoryType::Device } else { MemoryType::Host };
+        RegionDescriptor {
+            agent,
+            node: agent,
+            number: 0,
+            ticket: 0,
+            length: self.length(),
+            rights: Rights::NONE,
+            memory_type: memory_type(exportability),
+            device,
+            offset: 0,
+            pieces: 0,
+            legacy: None,
+            keys: Vec::new(),
+        }
     }
 
     /// Bytes of all exported pieces, which may exceed the length of the memory.
@@ -126,40 +157,6 @@ impl Buffer {
             Self::Device(memory) => memory.export_piece(number as usize).during("export region"),
             Self::Host(buffer) => Ok((buffer.export(rights.write)?, buffer.length())),
         }
-    }
-}
-
-/// The descriptor of memory that cannot be exported, of a device or of the host.
-pub(crate) fn unexportable_descriptor(
-    agent: [u8; 16],
-    buffer: &Buffer,
-    device: Option<Uuid>,
-    obstacle: ExportObstacle,
-) -> RegionDescriptor {
-    let memory_type = if device.is_some() { MemoryType::Device } else { MemoryType::Host };
-    base_descriptor(agent, buffer, memory_type(Exportability::Not(obstacle)), device)
-}
-
-/// A descriptor without number, ticket, rights, exported memory and fabric keys.
-fn base_descriptor(
-    agent: [u8; 16],
-    buffer: &Buffer,
-    memory_type: MemoryType,
-    device: Option<Uuid>,
-) -> RegionDescriptor {
-    RegionDescriptor {
-        agent,
-        node: agent,
-        number: 0,
-        ticket: 0,
-        length: buffer.length(),
-        rights: Rights::NONE,
-        memory_type,
-        device,
-        offset: 0,
-        pieces: 0,
-        legacy: None,
-        keys: Vec::new(),
     }
 }
 
