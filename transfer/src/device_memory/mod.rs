@@ -12,7 +12,8 @@ mod written_devices;
 
 pub use allocation::Allocation;
 pub use pattern::{Part, Pattern};
-pub use registration::{device_memory, register, register_range};
+pub(crate) use registration::device_memory;
+pub use registration::{register, register_range};
 pub use registration_policy::{DeviceFacts, FabricFacts, obstacle};
 pub(crate) use written_devices::WrittenDevices;
 pub use written_devices::flush;

@@ -8,22 +8,18 @@ pub struct Part {
 }
 
 impl Part {
-    /// The bytes of a range.
     pub fn new(offset: u64, length: u64) -> Self {
         Self { offset, length }
     }
 
-    /// Where it begins.
     pub fn offset(self) -> u64 {
         self.offset
     }
 
-    /// Length of the part, in bytes.
     pub fn length(self) -> u64 {
         self.length
     }
 
-    /// Where it ends.
     pub fn end(self) -> u64 {
         self.offset + self.length
     }

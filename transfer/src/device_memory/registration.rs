@@ -45,7 +45,7 @@ fn kind_of(device: DeviceName) -> MemoryKind {
 }
 
 /// The memory and its device; None for host memory.
-pub fn device_memory(buffer: &Buffer) -> Option<(&Memory, DeviceName)> {
+pub(crate) fn device_memory(buffer: &Buffer) -> Option<(&Memory, DeviceName)> {
     let memory = buffer.memory()?;
     memory.device().map(|device| (memory, device))
 }

@@ -3,6 +3,7 @@
 use gpu::{Allocator, DeviceName, GpuDirect};
 
 use super::allocation::Allocation;
+use super::registration::device_memory;
 use crate::path::{DeviceFabric, Registration};
 use crate::region::Buffer;
 
@@ -17,13 +18,10 @@ pub struct FabricFacts {
 }
 
 impl FabricFacts {
-    /// The setting, whether the offer has FI_HMEM, and why an endpoint refuses direct transfers, if it
-    /// does.
     pub fn new(setting: DeviceFabric, registers_devices: bool, refusal: Option<String>) -> Self {
         Self { setting, registers_devices, refusal }
     }
 
-    /// The setting.
     pub fn setting(&self) -> DeviceFabric {
         self.setting
     }
@@ -56,15 +54,12 @@ fn refused(cause: impl Into<String>) -> Registration {
 impl DeviceFacts {
     /// The facts of a buffer; None for host memory.
     pub(crate) fn of(buffer: &Buffer) -> Result<Option<Self>, Registration> {
-        let Buffer::Device(memory) = buffer else { return Ok(None) };
-        let resident = memory.device();
-        if resident.is_none() {
-            return Ok(None);
-        }
+        let Some((memory, resident)) = device_memory(buffer) else { return Ok(None) };
         let device = memory.mapped_for();
         let found = device.attributes(memory.address());
         let allocator = found.map_err(|error| refused(error.to_string()))?.allocator;
         let gpu_direct = device.properties().gpu_direct;
+        let resident = Some(resident);
         Ok(Some(Self { device: device.name(), resident, gpu_direct, allocator }))
     }
 
