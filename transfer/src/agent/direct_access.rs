@@ -110,20 +110,13 @@ impl Agent {
             return Ok(DirectAccess::Refused(cause));
         };
         self.connect_by_rails(number, end)?;
-        let opening = self.remote_transport.begin_open_unstaged(number, remote)?;
+        let opening = self.remote_transport.begin_open(number, None, remote, None)?;
         self.wait_for_links(end, RemoteTransport::open_counts);
         self.remote_transport.finish_open(opening)?;
         let requesting =
             self.remote_transport.request_direct(number, local, remote, remote_end, end);
-        let end = requesting.until();
-        loop {
-            let max_wait = self.progress_while_waiting();
-            let now = Instant::now();
-            if self.remote_transport.has_direct_answers() || now >= end {
-                return Ok(self.remote_transport.finish_direct(requesting));
-            }
-            self.wait_for_rail_events(end.min(now + max_wait));
-        }
+        self.wait_for_links(requesting.until(), RemoteTransport::direct_counts);
+        Ok(self.remote_transport.finish_direct(requesting))
     }
 }
 

@@ -253,7 +253,7 @@ impl Agent {
         end: Instant,
     ) -> Result<Vec<RouteLane>> {
         self.connect_by_rails(peer, end)?;
-        let opening = self.remote_transport.begin_open(peer, local, remote, keys)?;
+        let opening = self.remote_transport.begin_open(peer, Some(local), remote, keys)?;
         self.wait_for_links(end, RemoteTransport::open_counts);
         self.remote_transport.finish_open(opening)
     }

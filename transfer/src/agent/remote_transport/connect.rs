@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::device_verdicts::{DirectKeys, Verdicts};
 use super::remote_sessions::LostHalf;
 use super::route_lane::RouteLane;
-use super::{CONNECT, JOIN, Link, LinkState, RemoteTransport};
+use super::{CONNECT, JOIN, Link, LinkCounts, LinkState, RemoteTransport};
 use crate::agent::AgentCard;
 use crate::agent::event_queue::EventQueue;
 use crate::error::{Context, Error, ErrorKind, Result};
@@ -19,9 +19,6 @@ use crate::remaining;
 use crate::share::random;
 
 const NO_ANSWER: &str = "it does not answer over the fabric";
-
-/// Links that have not answered yet, and links that are up.
-pub(in crate::agent) type LinkCounts = (usize, usize);
 
 /// Links that are being connected.
 #[derive(Debug)]
@@ -170,35 +167,17 @@ impl RemoteTransport {
     }
 
     /// Requests the peer's region by all links, and staging memory if necessary. One answer is
-    /// enough: lost links request it when they reconnect.
+    /// enough: lost links request it when they reconnect. Before direct access is requested, there is
+    /// no local memory yet, and nothing is staged.
     pub(in crate::agent) fn begin_open(
         &mut self,
         peer: u32,
-        local: &RegisteredRegion,
+        local: Option<&RegisteredRegion>,
         remote: &RegionDescriptor,
         keys: Option<&DirectKeys>,
     ) -> Result<Opening> {
-        let lanes = self.route_lanes(peer, Some(local), remote, keys)?;
-        Ok(self.begin_open_lanes(lanes, remote, true))
-    }
-
-    /// Like [`begin_open`](Self::begin_open), without staging memory, before direct access is
-    /// requested.
-    pub(in crate::agent) fn begin_open_unstaged(
-        &mut self,
-        peer: u32,
-        remote: &RegionDescriptor,
-    ) -> Result<Opening> {
-        let lanes = self.route_lanes(peer, None, remote, None)?;
-        Ok(self.begin_open_lanes(lanes, remote, false))
-    }
-
-    fn begin_open_lanes(
-        &mut self,
-        lanes: Vec<RouteLane>,
-        remote: &RegionDescriptor,
-        may_stage: bool,
-    ) -> Opening {
+        let lanes = self.route_lanes(peer, local, remote, keys)?;
+        let may_stage = local.is_some();
         let region = (remote.number, remote.ticket);
         (self.opening_region, self.open_results) = (region, BTreeMap::new());
         let mut new = Vec::new();
@@ -213,7 +192,7 @@ impl RemoteTransport {
             self.open_results.insert(link, None);
             self.send_command(link, move |driver| driver.open(link, region, stages));
         }
-        Opening { lanes, region, new, may_stage }
+        Ok(Opening { lanes, region, new, may_stage })
     }
 
     pub(in crate::agent) fn open_counts(&self) -> LinkCounts {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fabric::RemoteMemory;
 
-use super::{Link, RemoteTransport};
+use super::{Link, LinkCounts, RemoteTransport};
 use crate::device_memory::{LocalEnd, MemoryEnd};
 use crate::error::ErrorKind;
 use crate::path::{DeviceFabric, Fabric, Probe, Registration};
@@ -195,9 +195,9 @@ impl RemoteTransport {
         Requesting { peer, ends, region: region.0, has_full_time, until }
     }
 
-    /// Are all requests answered?
-    pub(in crate::agent) fn has_direct_answers(&self) -> bool {
-        self.direct_requests.outcomes.values().all(Option::is_some)
+    /// Links that have not answered; all answers are waited for.
+    pub(in crate::agent) fn direct_counts(&self) -> LinkCounts {
+        (self.direct_requests.outcomes.values().filter(|outcome| outcome.is_none()).count(), 0)
     }
 
     /// Ends the wait for the answers. All links have to be granted access: bytes of a transfer are

@@ -28,7 +28,6 @@ use crate::operations::Token;
 use crate::path::{Fabric, Operation, Probe, Registration};
 use crate::rail::{Driver, LinkTarget, Rail, RailEvent, RailOptions, RailRequest, RailTransfer};
 
-pub(super) use connect::LinkCounts;
 pub(super) use device_verdicts::{DirectAccess, DirectKeys};
 pub(super) use route_lane::RouteLane;
 
@@ -41,6 +40,9 @@ const NOTICES_PER_CREDIT: u64 = 16;
 /// How often the chunks of a transfer are rerouted after lost rails. More reroutes mean that no
 /// rail can carry them.
 const MAX_REROUTES: u32 = 64;
+
+/// Links that have not answered yet, and links that are up.
+pub(super) type LinkCounts = (usize, usize);
 
 #[derive(Debug)]
 enum LinkState {
