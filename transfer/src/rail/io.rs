@@ -22,7 +22,6 @@ use super::staging::{Slots, Staging};
 use super::{RailEvent, RailOwner, RailShared, START};
 use crate::device_memory::registration;
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::host_buffer::HostBuffer;
 use crate::operations::Token;
 use crate::path::{DeviceFabric, Operation};
 use crate::region::{Buffer, Rights};
@@ -210,38 +209,21 @@ impl RailIo {
         region.enable_for(&self.endpoint)
     }
 
-    /// Registers the few staging slots.
-    pub(super) fn register_slots(
-        &self,
-        buffer: &HostBuffer,
-        rights: Option<Rights>,
-    ) -> Result<MemoryRegion> {
-        self.register_now(Buffer::Host(buffer.clone()), rights)
-    }
-
     /// Registers little memory on this thread.
     pub(super) fn register_now(
         &self,
         buffer: Buffer,
         rights: Option<Rights>,
     ) -> Result<MemoryRegion> {
-        let buffer = Arc::new(buffer);
+        let (buffer, access) = (Arc::new(buffer), registration::access(rights));
         let register = || {
-            let region = registration::register(
-                &self.domain,
-                Arc::clone(&buffer),
-                registration::access(rights),
-            )?;
+            let region = registration::register(&self.domain, Arc::clone(&buffer), access)?;
             region.enable_for(&self.endpoint)?;
             Ok(region)
         };
+        let cache = &self.shared.registration_cache;
         // Does not wait for another thread that is registering memory.
-        register_or_evict(register, || {
-            self.shared
-                .registration_cache
-                .try_lock()
-                .is_ok_and(|mut registration_cache| registration_cache.evict_unused())
-        })
+        register_or_evict(register, || cache.try_lock().is_ok_and(|mut it| it.evict_unused()))
     }
 
     pub(super) fn staging(&mut self) -> &mut Staging {
@@ -251,7 +233,7 @@ impl RailIo {
     /// Allocates local slots, if there are none: at the first use, or after they were abandoned.
     pub(super) fn ensure_slots(&mut self) -> Result<()> {
         if !self.staging.has_slots() {
-            let slots = Slots::new(|buffer| self.register_slots(buffer, None))?;
+            let slots = Slots::new(|buffer| self.register_now(buffer.into(), None))?;
             self.staging.add_slots(slots);
         }
         Ok(())
@@ -455,7 +437,7 @@ impl RailIo {
         let mut due_retransmits = session.due_retransmits(now);
         let ack_is_due = session.ack_is_due(now);
         // Queued messages, in the provider or here, are not lost.
-        if !due_retransmits.is_empty() && self.is_sending(session.key()) {
+        if !due_retransmits.is_empty() && self.unsent_messages(session.key()) > 0 {
             due_retransmits.clear();
         }
         if due_retransmits.is_empty() && ack_is_due {
@@ -472,14 +454,12 @@ impl RailIo {
         self.send_queue.iter().any(|waiting| waiting.to == to)
     }
 
-    /// Are messages of this session queued, here or in the provider?
-    pub(super) fn is_sending(&self, session_key: SessionKey) -> bool {
-        self.is_queued(session_key)
-            || self
-                .posted
-                .iter()
-                .flatten()
-                .any(|posted| matches!(posted, Posted::Send(_, to, _) if *to == session_key))
+    /// Number of messages of this session, queued here or in the provider.
+    pub(super) fn unsent_messages(&self, session: SessionKey) -> usize {
+        let queued = self.send_queue.iter().filter(|waiting| waiting.to == session);
+        let posted = self.posted.iter().flatten();
+        let is_posted = |it: &&Posted| matches!(it, Posted::Send(_, to, _) if *to == session);
+        queued.count() + posted.filter(is_posted).count()
     }
 
     /// The next session that cannot be sent to.
@@ -595,14 +575,6 @@ impl RailIo {
         if let Some(users) = self.peers.get_mut(&peer) {
             *users = users.saturating_sub(1);
         }
-    }
-
-    /// Number of messages without a session, queued or in flight.
-    pub(super) fn messages_without_session(&self) -> usize {
-        let queued = self.send_queue.iter().filter(|waiting| waiting.to == SessionKey::NoSession);
-        let posted = self.posted.iter().flatten();
-        let is_posted = |it: &&Posted| matches!(it, Posted::Send(_, SessionKey::NoSession, _));
-        queued.count() + posted.filter(is_posted).count()
     }
 
     /// Removes unused addresses.

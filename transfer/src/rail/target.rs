@@ -245,7 +245,7 @@ impl TargetRole {
             None
         };
         // Limits the addresses that refusals use.
-        if refusal.is_some() && io.messages_without_session() >= MAX_QUEUED_REFUSALS {
+        if refusal.is_some() && io.unsent_messages(SessionKey::NoSession) >= MAX_QUEUED_REFUSALS {
             tracing::debug!(label, "refusal not sent: too many are queued");
             return;
         }
@@ -400,7 +400,7 @@ impl TargetRole {
             return Err(Error::new(operation, ErrorKind::TooMany, detail));
         }
         let buffer = HostBuffer::new(SLOT_LENGTH * u64::from(SLOT_COUNT))?;
-        let memory = io.register_slots(&buffer, Some(Rights::ALL))?;
+        let memory = io.register_now((&buffer).into(), Some(Rights::ALL))?;
         let described = memory.describe().during(operation)?.encode();
         if let Some(initiator) = self.initiators.get_mut(&session) {
             initiator.staging = Some((buffer, memory));

@@ -173,7 +173,7 @@ impl InitiatorRole {
             *next_hello = now + pause;
         }
         // The provider has the last hello still queued.
-        if io.is_sending(SessionKey::Link(number)) {
+        if io.unsent_messages(SessionKey::Link(number)) > 0 {
             return;
         }
         let hello = Message::Hello {

@@ -64,7 +64,7 @@ impl InitiatorRole {
         let connecting = self.links.iter().filter(|(_, link)| link.has_waiter());
         let connecting: Vec<_> = connecting.map(|(number, _)| *number).collect();
         for number in connecting {
-            let is_unsent = io.is_sending(SessionKey::Link(number));
+            let is_unsent = io.unsent_messages(SessionKey::Link(number)) > 0;
             let Some(link) = self.links.get_mut(&number) else { continue };
             let LinkState::Connecting { began, tcp_probe, .. } = &mut link.state else { continue };
             match tcp_probe {
