@@ -298,18 +298,6 @@ impl HostBuffer {
         Ok(())
     }
 
-    /// Copies between two buffers, or within one.
-    pub(crate) fn copy(
-        &self,
-        offset: u64,
-        from: &Self,
-        from_offset: u64,
-        length: u64,
-    ) -> Result<()> {
-        let row = Block { to: offset, from: from_offset, length };
-        self.copy_rows(from, &row.into(), CacheUse::Normal)
-    }
-
     /// Copies rows between two buffers, or within one.
     pub(crate) fn copy_rows(&self, from: &Self, rows: &Run, cache_use: CacheUse) -> Result<()> {
         let operation = "copy host memory";

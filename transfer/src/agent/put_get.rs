@@ -201,14 +201,9 @@ impl Agent {
         by: CopyMethod,
     ) -> Result<Token> {
         let blocks = blocks.into();
-        let name = match operation {
-            Operation::Put => "put",
-            Operation::Get => "get",
-        };
-        check_fork(self.fork_generation, name)?;
-        let begun = route.check((operation, name), blocks, self.local_target.identity, |peer| {
-            self.peers.label(peer)
-        })?;
+        check_fork(self.fork_generation, operation.name())?;
+        let label = |peer| self.peers.label(peer);
+        let begun = route.check(operation, blocks, self.local_target.identity, label)?;
         let bytes = begun.bytes;
         let (context, after) = self.register_operation(begun, Some(route.region()), notice)?;
         let token = context.token;

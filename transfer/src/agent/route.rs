@@ -86,22 +86,19 @@ impl Route {
     /// Checks a transfer of this agent, before a byte is copied.
     pub(super) fn check(
         &self,
-        (operation, name): (Operation, &'static str),
+        operation: Operation,
         blocks: Blocks<'_>,
         agent: [u8; 16],
         label: impl FnOnce(u32) -> String,
     ) -> Result<OperationInfo> {
-        let inner = &self.0;
+        let (inner, name) = (&self.0, operation.name());
         if inner.agent != agent {
             return Err(Error::new(name, ErrorKind::Stale, "the route belongs to another agent"));
         }
         let (local, remote) = self.lengths();
         let rights = inner.remote.rights;
-        let (from, to, may) = match operation {
-            Operation::Put => (local, remote, rights.write),
-            Operation::Get => (remote, local, rights.read),
-        };
-        if !may && !blocks.is_empty() {
+        let (to, from) = operation.to_and_from(local, remote);
+        if !rights.permit(operation) && !blocks.is_empty() {
             let detail = "the region's rights do not allow it";
             let error = Error::new(name, ErrorKind::NotAllowed, detail);
             return Err(error.with(label(inner.peer)));

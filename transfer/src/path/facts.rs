@@ -12,6 +12,23 @@ pub enum Operation {
     Get,
 }
 
+impl Operation {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Put => "put",
+            Self::Get => "get",
+        }
+    }
+
+    /// The end that is written to, and the end that is read from.
+    pub(crate) fn to_and_from<T>(self, local: T, remote: T) -> (T, T) {
+        match self {
+            Self::Put => (remote, local),
+            Self::Get => (local, remote),
+        }
+    }
+}
+
 /// How two processes can pass memory to each other, if at all. A fact about a *pair*, found by
 /// trying.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

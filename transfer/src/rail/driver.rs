@@ -403,6 +403,7 @@ impl Drop for ThreadEndGuard {
 mod test_access {
     use super::*;
     use crate::host_buffer::HostBuffer;
+    use crate::path::Operation;
     use crate::rail::Chunk;
     use crate::region::Rights;
 
@@ -460,8 +461,8 @@ mod test_access {
             chunk: Chunk,
             is_drain: bool,
         ) -> Result<()> {
-            let Self { io, .. } = self;
-            self.target.begin_staging_job(io, session, chunk, is_drain)
+            let operation = if is_drain { Operation::Put } else { Operation::Get };
+            self.target.begin_staging_job(&mut self.io, session, chunk, operation)
         }
 
         pub(in crate::rail) fn close_lost(&mut self, session_key: SessionKey, cause: &str) {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric::{Address, MemoryRegion};
+use gpu::Block;
 use threads::lock;
 
 use self::probes::Probes;
@@ -19,7 +20,9 @@ use super::{Chunk, RailEvent};
 use crate::device_memory::MemoryEnd;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
+use crate::host_copy::CacheUse;
 use crate::notice::Notice;
+use crate::path::Operation;
 use crate::refusal::Refusal;
 use crate::region::{Buffer, RegisteredRegion, Rights};
 
@@ -195,8 +198,12 @@ impl TargetRole {
                 self.send_message(io, session, &message);
             }
             Message::Notice(notice) => self.take_notice(io, session, notice),
-            Message::RequestDrain(chunk) => self.run_staging_job(io, session, chunk, true),
-            Message::RequestFill(chunk) => self.run_staging_job(io, session, chunk, false),
+            Message::RequestDrain(chunk) => {
+                self.run_staging(io, session, chunk, Operation::Put);
+            }
+            Message::RequestFill(chunk) => {
+                self.run_staging(io, session, chunk, Operation::Get);
+            }
             Message::KeepPolling => self.polls_until = Instant::now() + POLLING_TIME,
             Message::Released { region } => {
                 initiator.opened.remove(&region);
@@ -436,8 +443,8 @@ impl TargetRole {
 
     // ------------------------------------------------------------------- staging jobs
 
-    fn run_staging_job(&mut self, io: &mut RailIo, session: u64, chunk: Chunk, is_drain: bool) {
-        if let Err(error) = self.begin_staging_job(io, session, chunk, is_drain) {
+    fn run_staging(&mut self, io: &mut RailIo, session: u64, chunk: Chunk, operation: Operation) {
+        if let Err(error) = self.begin_staging_job(io, session, chunk, operation) {
             let done = Message::Done { number: chunk.number, refusal: Some(Refusal::of(&error)) };
             self.send_message(io, session, &done);
         }
@@ -448,15 +455,13 @@ impl TargetRole {
         io: &mut RailIo,
         session: u64,
         chunk: Chunk,
-        is_drain: bool,
+        operation: Operation,
     ) -> Result<()> {
-        let operation = if is_drain { "put" } else { "get" };
-        let refuse = |kind, cause: &str| Err(Error::new(operation, kind, cause));
+        let refuse = |kind, cause: &str| Err(Error::new(operation.name(), kind, cause));
         let Some(region) = io.agent().find_region(chunk.region, chunk.ticket) else {
             return refuse(ErrorKind::Stale, GONE);
         };
-        let rights = region.descriptor.rights;
-        if !(if is_drain { rights.write } else { rights.read }) {
+        if !region.descriptor.rights.permit(operation) {
             return refuse(ErrorKind::NotAllowed, "the region's rights do not allow it");
         }
         let end = chunk.offset.checked_add(chunk.length);
@@ -475,10 +480,10 @@ impl TargetRole {
         let at = u64::from(chunk.slot) * SLOT_LENGTH;
         match &region.buffer {
             Buffer::Host(memory) => {
-                match is_drain {
-                    true => memory.copy(chunk.offset, buffer, at, chunk.length)?,
-                    false => buffer.copy(at, memory, chunk.offset, chunk.length)?,
-                }
+                let (to, from) = operation.to_and_from(at, chunk.offset);
+                let block = Block { to, from, length: chunk.length };
+                let (to, from) = operation.to_and_from(buffer, memory);
+                to.copy_rows(from, &block.into(), CacheUse::Normal)?;
                 let done = Message::Done { number: chunk.number, refusal: None };
                 io.send_message(&mut initiator.session, &done);
             }
@@ -486,8 +491,7 @@ impl TargetRole {
                 let device = memory.mapped_for();
                 let slot = part(&buffer.pinned_for(device)?, at, chunk.length)?;
                 let memory_part = part(memory, chunk.offset, chunk.length)?;
-                let (to, from) =
-                    if is_drain { (&memory_part, &slot) } else { (&slot, &memory_part) };
+                let (to, from) = operation.to_and_from(&slot, &memory_part);
                 io.staging().begin_copy(number, device, to, from)?;
                 initiator.staging_jobs += 1;
                 let (initiator, chunk) = (initiator.number, chunk.number);

@@ -26,7 +26,7 @@ use std::fmt;
 use gpu::Uuid;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::path::{ExportObstacle, Exportability, MemoryType};
+use crate::path::{ExportObstacle, Exportability, MemoryType, Operation};
 use crate::wire::{DescriptorFormat, put_length_prefixed};
 
 const FORMAT: DescriptorFormat =
@@ -55,6 +55,14 @@ impl Rights {
     pub(crate) const NONE: Self = Self { read: false, write: false };
     /// Put only.
     pub const WRITE: Self = Self { read: false, write: true };
+
+    /// May a peer transfer to or from the region?
+    pub(crate) fn permit(self, operation: Operation) -> bool {
+        match operation {
+            Operation::Put => self.write,
+            Operation::Get => self.read,
+        }
+    }
 
     /// Do these rights include the claimed ones?
     pub(crate) fn allow(self, claimed: Self) -> bool {

@@ -82,19 +82,13 @@ impl LocalCopies {
         match mover {
             LocalMover::Cpu { local, remote } => {
                 let remote = CopyBuffer::Host(remote.clone());
-                let (to, from) = match operation {
-                    Operation::Put => (remote, local.clone()),
-                    Operation::Get => (local.clone(), remote),
-                };
+                let (to, from) = operation.to_and_from(local.clone(), remote);
                 let blocks = self.block_lists.copy_blocks(blocks);
                 let block = Block::default();
                 self.cpu_copies.push_back(CpuCopy { context, to, from, blocks, block });
             }
             LocalMover::Device { device, local, remote } => {
-                let (to, from) = match operation {
-                    Operation::Put => (remote, local),
-                    Operation::Get => (local, remote),
-                };
+                let (to, from) = operation.to_and_from(local, remote);
                 let key = (context.peer, device.name(), context.bytes < SMALL_COPY);
                 let queue = match self.queues.entry(key) {
                     Entry::Occupied(queue) => queue.into_mut(),

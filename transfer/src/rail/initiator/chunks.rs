@@ -76,10 +76,8 @@ impl TransferChunks {
         }
         let block = self.blocks.front_mut()?;
         let length = block.length.min(self.max_length);
-        let (local, remote) = match self.pipeline.operation {
-            Operation::Put => (block.from, block.to),
-            Operation::Get => (block.to, block.from),
-        };
+        // Exchanging the ends of a put is its own inverse.
+        let (local, remote) = self.pipeline.operation.to_and_from(block.to, block.from);
         block.from += length;
         block.to += length;
         block.length -= length;
@@ -98,12 +96,8 @@ impl TransferChunks {
     /// Returns a chunk that was not transferred and is not in flight to the
     /// [rest](Self::take_rest).
     pub(super) fn give_back(&mut self, part: ChunkRange) {
-        let ChunkRange { local, remote, length } = part;
-        let block = match self.pipeline.operation {
-            Operation::Put => Block { from: local, to: remote, length },
-            Operation::Get => Block { from: remote, to: local, length },
-        };
-        self.blocks.push(block);
+        let (to, from) = self.pipeline.operation.to_and_from(part.local, part.remote);
+        self.blocks.push(Block { to, from, length: part.length });
     }
 
     /// The bytes that a finished transfer did not copy.

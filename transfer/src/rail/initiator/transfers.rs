@@ -276,7 +276,7 @@ impl InitiatorRole {
                 let link = link.filter(|link| !io.is_lost(link.session.key()));
                 let link = link.ok_or_else(lost_error)?;
                 let operation = transfer.bytes.operation;
-                let name = if operation == Operation::Put { "put" } else { "get" };
+                let name = operation.name();
                 let local = match (&transfer.bytes.local, &in_flight.local) {
                     (LocalSide::Registered(region), _) => {
                         region.slice(local as usize..(local + length) as usize)
