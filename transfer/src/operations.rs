@@ -143,9 +143,9 @@ impl Operations {
 
     /// Facts about an operation in flight.
     pub(super) fn begun(&self, token: Token) -> Option<&OperationInfo> {
-        match self.slots.get(token.slot as usize).filter(|slot| slot.generation == token.generation)
-        {
-            Some(Slot { state: State::InFlight { begun, .. }, .. }) => Some(begun),
+        let slot = self.slots.get(token.slot as usize)?;
+        match &slot.state {
+            State::InFlight { begun, .. } if slot.generation == token.generation => Some(begun),
             _ => None,
         }
     }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::event::Event;
 use super::local_target::{LocalInitiator, LocalTarget};
-use crate::notice::Notice;
 
 /// Events that were not taken, and the local initiators that cause some of them.
 #[derive(Debug, Default)]
@@ -39,7 +38,9 @@ impl EventQueue {
 
     pub(super) fn push(&mut self, event: Event, credit: Option<NoticeCredit>) {
         match &event {
-            Event::Notice { notice, .. } if self.is_reserved(notice) => {
+            Event::Notice { notice, .. }
+                if self.first_reserved.is_some_and(|first| notice.tag >= first) =>
+            {
                 self.reserved.push_back((event, credit));
                 return;
             }
@@ -50,10 +51,6 @@ impl EventQueue {
         }
         self.held_credits += usize::from(credit.is_some());
         self.queue.push_back((event, credit));
-    }
-
-    fn is_reserved(&self, notice: &Notice) -> bool {
-        self.first_reserved.is_some_and(|first| notice.tag >= first)
     }
 
     /// The next event without a reserved tag, if any.

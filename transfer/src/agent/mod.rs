@@ -266,7 +266,7 @@ impl Agent {
         self.local_target.withdraw(number);
         region.0.retire();
         let end = ipc::deadline(timeout);
-        let mut copies = OutstandingCopies::of_all(&self.local_target, Some(number));
+        let mut copies = OutstandingCopies::of(&self.local_target, Some(number));
         loop {
             self.progress();
             copies.are_over();
@@ -356,7 +356,6 @@ impl Agent {
     /// operations end with errors. Copies on a device cannot be cancelled: it waits up to ten
     /// seconds more for them, and leaks their memory after that.
     pub fn disconnect(&mut self, peer: PeerId, timeout: Duration) -> Result<()> {
-        let operation = "disconnect";
         let end = ipc::deadline(timeout);
         while self.is_busy_with(peer.0) && Instant::now() < end {
             if !self.progress() {
@@ -364,13 +363,10 @@ impl Agent {
             }
         }
         let (was_busy, label) = (self.is_busy_with(peer.0), self.peers.label(peer.0));
-        let end = Instant::now() + CLOSE_TIMEOUT;
-        self.drop_peer(peer.0, end, || {
-            Error::new(operation, ErrorKind::Closed, "the peer was disconnected")
-        });
+        self.drop_peer(peer.0, Instant::now() + CLOSE_TIMEOUT);
         if was_busy {
             let detail = "operations with it were in flight";
-            return Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail).with(label));
+            return Err(Error::new("disconnect", ErrorKind::DeadlineExceeded, detail).with(label));
         }
         Ok(())
     }
@@ -493,7 +489,7 @@ impl Agent {
             );
             return Err(Error::new(CLOSE, ErrorKind::DeadlineExceeded, detail));
         }
-        wait_for_copies(OutstandingCopies::of_all(&self.local_target, None), end)?;
+        wait_for_copies(OutstandingCopies::of(&self.local_target, None), end)?;
         if unfinished > 0 {
             let detail = format!("{unfinished} operations in flight after {timeout:?}");
             return Err(Error::new(CLOSE, ErrorKind::DeadlineExceeded, detail));
@@ -547,7 +543,7 @@ impl Drop for Agent {
             return;
         }
         self.shut_down(ipc::deadline(CLOSE_TIMEOUT));
-        let copies = OutstandingCopies::of_other_processes(&self.local_target, None);
+        let copies = OutstandingCopies::of(&self.local_target, None).of_other_processes();
         if let Err(error) = wait_for_copies(copies, ipc::deadline(SETTLE_TIMEOUT)) {
             tracing::warn!(%error, "agent dropped while a peer copies to or from its memory");
         }

@@ -65,13 +65,14 @@ impl Agent {
     }
 
     /// Cancels all operations with a peer. Waits for copies on devices, at most until `end`.
-    pub(super) fn drop_peer(&mut self, number: u32, end: Instant, error: impl Fn() -> Error) {
+    pub(super) fn drop_peer(&mut self, number: u32, end: Instant) {
         let (mut cancelled, is_settled) = self.local_copies.cancel(number, end);
         self.remote_transport.disconnect(number);
         // Last: if it is settled, the peer takes all copies for complete.
         cancelled.extend(self.peers.disconnect(number, is_settled));
         for context in cancelled {
-            self.operations.finish(context.token, Err(error()));
+            let error = Error::new("disconnect", ErrorKind::Closed, "the peer was disconnected");
+            self.operations.finish(context.token, Err(error));
         }
     }
 
@@ -300,8 +301,7 @@ mod tests {
         configure_faults(1, FaultConfig { delay: 20 * SECOND, ..FaultConfig::default() });
         (0..3).for_each(|at| put(&mut here, at));
         let (start, timeout) = (Instant::now(), SECOND / 2);
-        let left = || Error::new("disconnect", ErrorKind::Closed, "the peer was disconnected");
-        here.drop_peer(others[0].2.0, start + timeout, left);
+        here.drop_peer(others[0].2.0, start + timeout);
         assert!(start.elapsed() < 2 * timeout, "{:?}", start.elapsed());
         let start = Instant::now();
         let unsettled = here.local_copies.close(start + timeout);

@@ -1,4 +1,4 @@
-//! Registers regions, and connects them and the rails with their agent.
+//! Registers regions, and connects them with their agent.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use fabric::MemoryRegion;
 use gpu::{DeviceName, Memory};
 
 use super::local_target::LocalTarget;
-use crate::device_memory::{WrittenDevices, device_memory};
+use crate::device_memory::device_memory;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::path::{ExportObstacle, Exportability};
-use crate::rail::{RailHandle, RailOwner};
+use crate::rail::RailHandle;
 use crate::region::{
     Buffer, FabricKey, REGISTER, RailMemory, Region, RegionDescriptor, RegionOwner,
     RegisteredRegion, Rights,
@@ -80,27 +80,5 @@ impl RegionOwner for LocalTarget {
         if region.descriptor.rights != Rights::NONE {
             self.release(region.descriptor.number, region.buffer.clone());
         }
-    }
-}
-
-impl RailOwner for LocalTarget {
-    fn identity(&self) -> [u8; 16] {
-        self.identity
-    }
-
-    fn label(&self) -> &str {
-        &self.label
-    }
-
-    fn find_region(&self, number: u64, ticket: u64) -> Option<Arc<RegisteredRegion>> {
-        self.region(number, ticket)
-    }
-
-    fn written_devices(&self) -> &WrittenDevices {
-        self.devices_of_writes()
-    }
-
-    fn wake(&self) {
-        self.doorbell.ring();
     }
 }

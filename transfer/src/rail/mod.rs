@@ -392,10 +392,6 @@ impl Rail {
         self.domain().capabilities().wire_name()
     }
 
-    pub(crate) fn has(&self, caps: Caps) -> bool {
-        self.domain().capabilities().caps.contains(caps)
-    }
-
     /// Has its thread ended?
     pub(crate) fn has_ended(&self) -> bool {
         self.handle.shared.has_ended.load(Ordering::Acquire)

@@ -157,24 +157,18 @@ pub(in crate::agent) struct OutstandingCopies(Vec<(u64, Arc<LocalInitiator>)>);
 
 impl OutstandingCopies {
     /// The copies of all initiators that opened this region, or any.
-    pub(in crate::agent) fn of_all(local_target: &LocalTarget, region: Option<u64>) -> Self {
-        Self::of(local_target, |initiator| initiator.has_opened(region))
-    }
-
-    /// The copies of other processes. Agents of this process keep the memory of their copies alive
-    /// themselves.
-    pub(in crate::agent) fn of_other_processes(
-        local_target: &LocalTarget,
-        region: Option<u64>,
-    ) -> Self {
-        Self::of(local_target, |initiator| initiator.has_opened(region) && !initiator.is_in_process)
-    }
-
-    fn of(local_target: &LocalTarget, is_relevant: impl Fn(&LocalInitiator) -> bool) -> Self {
+    pub(in crate::agent) fn of(local_target: &LocalTarget, region: Option<u64>) -> Self {
         let initiators = lock(&local_target.initiators);
-        let relevant = initiators.iter().filter(|initiator| is_relevant(initiator));
+        let users = initiators.iter().filter(|initiator| initiator.has_opened(region));
         let begun = |initiator: &LocalInitiator| lock(&initiator.local_session).begun();
-        Self(relevant.map(|initiator| (begun(initiator), Arc::clone(initiator))).collect())
+        Self(users.map(|initiator| (begun(initiator), Arc::clone(initiator))).collect())
+    }
+
+    /// Those of other processes. Agents of this process keep the memory of their copies alive
+    /// themselves.
+    pub(in crate::agent) fn of_other_processes(mut self) -> Self {
+        self.0.retain(|(_, initiator)| !initiator.is_in_process);
+        self
     }
 
     /// Removes completed ones. True if all have completed.

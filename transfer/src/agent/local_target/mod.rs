@@ -21,7 +21,7 @@ use super::local_protocol::Introduction;
 use crate::admission::Admission;
 use crate::device_memory::WrittenDevices;
 use crate::error::{Error, ErrorKind, Result, failed};
-use crate::rail::RailHandle;
+use crate::rail::{RailHandle, RailOwner};
 use crate::region::{Buffer, REGISTER, RegisteredRegion};
 use crate::share::random;
 use crate::wire::malformed;
@@ -121,11 +121,6 @@ impl LocalTarget {
         self.rail_handles.get().map_or(&[], Vec::as_slice)
     }
 
-    /// Devices whose memory peers may write to over a fabric.
-    pub(crate) fn devices_of_writes(&self) -> &WrittenDevices {
-        &self.written_devices
-    }
-
     /// Adds a region to the table under a new number and ticket.
     pub(crate) fn add_region(
         &self,
@@ -170,7 +165,7 @@ impl LocalTarget {
     /// Frees the memory of a withdrawn region: now, or when no other process copies to or from it
     /// any more. Does not wait.
     pub(crate) fn release(self: &Arc<Self>, number: u64, buffer: Buffer) {
-        let mut copies = OutstandingCopies::of_other_processes(self, Some(number));
+        let mut copies = OutstandingCopies::of(self, Some(number)).of_other_processes();
         if copies.are_over() {
             self.forget_region(number);
         } else {
@@ -182,6 +177,28 @@ impl LocalTarget {
     pub(crate) fn region(&self, number: u64, ticket: u64) -> Option<Arc<RegisteredRegion>> {
         let found = lock(&self.regions).all.get(&number)?.upgrade()?;
         (self.region_table.contains(number) && found.descriptor.ticket == ticket).then_some(found)
+    }
+}
+
+impl RailOwner for LocalTarget {
+    fn identity(&self) -> [u8; 16] {
+        self.identity
+    }
+
+    fn label(&self) -> &str {
+        &self.label
+    }
+
+    fn find_region(&self, number: u64, ticket: u64) -> Option<Arc<RegisteredRegion>> {
+        self.region(number, ticket)
+    }
+
+    fn written_devices(&self) -> &WrittenDevices {
+        &self.written_devices
+    }
+
+    fn wake(&self) {
+        self.doorbell.ring();
     }
 }
 

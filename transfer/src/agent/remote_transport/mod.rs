@@ -230,7 +230,7 @@ impl RemoteTransport {
         let facts = self.rails[*rail].handle.device_facts();
         Fabric::Connected {
             provider: self.rails[*rail].provider().to_owned(),
-            remote_access: self.rails[*rail].has(Caps::RMA),
+            remote_access: self.rails[*rail].domain().capabilities().caps.contains(Caps::RMA),
             local: local(*rail, &facts),
             remote: remote(*remote_fabric, &facts),
             probe: Probe::NotMade,
@@ -239,20 +239,12 @@ impl RemoteTransport {
 
     /// Does anything depend on a rail: a link, a stripe, an answer, or a session?
     fn depends_on(&self, rail: usize) -> bool {
-        let is_of_rail = |link: &&Link| link.rail == rail;
-        let has_waiter = |(link, open_result): (&u32, &Option<_>)| {
-            open_result.is_none() && self.links.get(link).is_some_and(|link| is_of_rail(&link))
-        };
+        let is_on_rail = |link: u32| self.links.get(&link).is_some_and(|link| link.rail == rail);
+        let is_live = |link: &Link| link.rail == rail && !matches!(link.state, LinkState::Down(_));
         !self.stripes_by_rail[rail].is_empty()
-            || self
-                .links
-                .values()
-                .filter(is_of_rail)
-                .any(|link| !matches!(link.state, LinkState::Down(_)))
-            || self.open_results.iter().any(has_waiter)
-            || self
-                .direct_requests
-                .waits_for(|link| self.links.get(&link).is_some_and(|link| link.rail == rail))
+            || self.links.values().any(is_live)
+            || self.open_results.iter().any(|(link, it)| it.is_none() && is_on_rail(*link))
+            || self.direct_requests.waits_for(is_on_rail)
             || self.remote_sessions.sessions_on(rail).next().is_some()
     }
 
