@@ -380,12 +380,9 @@ impl Opener {
     /// memory.
     pub fn open(&self, handle: &Handle, device: Option<&Device>) -> Result<OpenedBuffer> {
         let mut descriptors = handle.descriptors.iter();
-        if handle.descriptors.len() != handle.metadata.pieces() {
-            let detail = format!(
-                "received {} descriptors for {} pieces",
-                handle.descriptors.len(),
-                handle.metadata.pieces()
-            );
+        let (received, pieces) = (handle.descriptors.len(), handle.metadata.pieces());
+        if received != pieces {
+            let detail = format!("received {received} descriptors for {pieces} pieces");
             return Err(Error::new(OPEN, ErrorKind::Malformed, detail));
         }
         self.open_pieces(&handle.metadata, device, &mut || {

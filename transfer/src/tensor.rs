@@ -192,17 +192,12 @@ impl Tensor {
 
     /// Fails if the tensor exceeds memory of `length` bytes.
     pub(crate) fn check(&self, operation: &'static str, length: u64) -> Result<()> {
-        match self.extent() {
-            Some((_, end)) if end <= length => Ok(()),
-            Some((first, end)) => {
-                let detail = format!("the tensor covers bytes {first} to {end} of {length}");
-                Err(Error::new(operation, ErrorKind::OutOfBounds, detail))
-            }
-            None => {
-                let detail = format!("shape {:?} with strides {:?}", self.shape, self.strides);
-                Err(Error::new(operation, ErrorKind::OutOfBounds, detail))
-            }
-        }
+        let detail = match self.extent() {
+            Some((_, end)) if end <= length => return Ok(()),
+            Some((first, end)) => format!("the tensor covers bytes {first} to {end} of {length}"),
+            None => format!("shape {:?} with strides {:?}", self.shape, self.strides),
+        };
+        Err(Error::new(operation, ErrorKind::OutOfBounds, detail))
     }
 }
 

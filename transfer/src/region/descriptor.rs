@@ -191,7 +191,7 @@ impl RegionDescriptor {
         let (agent, node) = (reader.take()?, reader.take()?);
         let (number, ticket, length) = (reader.u64()?, reader.u64()?, reader.u64()?);
         let [rights, memory_type, exportability, count] = reader.take()?;
-        let device: [u8; 16] = reader.take()?;
+        let device = Some(reader.take()?).filter(|uuid| *uuid != [0; 16]).map(Uuid);
         let (offset, pieces) = (reader.u64()?, reader.u32()?);
         let Some(rights) = Rights::from_code(rights) else {
             return Err(FORMAT.malformed("invalid rights"));
@@ -199,17 +199,14 @@ impl RegionDescriptor {
         let Some(exportability) = exportability_of(exportability) else {
             return Err(FORMAT.malformed("unknown exportability"));
         };
-        let (memory_type, device) = match (memory_type, device) {
-            (1, device) if device != [0; 16] => {
-                (MemoryType::Device(exportability), Some(Uuid(device)))
-            }
-            (2, [0, ..]) if device == [0; 16] => (MemoryType::Host(exportability), None),
+        let memory_type = match (memory_type, device) {
+            (1, Some(_)) => MemoryType::Device(exportability),
+            (2, None) => MemoryType::Host(exportability),
             _ => return Err(FORMAT.malformed("memory type and device contradict each other")),
         };
         let is_by_descriptors = exportability == Exportability::ByDescriptors;
-        if is_by_descriptors != (1..=MAX_PIECES).contains(&pieces)
-            || !is_by_descriptors && pieces != 0
-        {
+        let allowed = if is_by_descriptors { 1..=MAX_PIECES } else { 0..=0 };
+        if !allowed.contains(&pieces) {
             return Err(FORMAT.malformed(format!("{pieces} pieces contradict the exportability")));
         }
         let is_legacy = exportability == Exportability::ByLegacyHandle;

@@ -88,13 +88,12 @@ struct HeldByService {
     number: u64,
     /// Has it been mapped, or passed on?
     is_used: Arc<AtomicBool>,
-    fork_generation: ForkGeneration,
 }
 
 impl Drop for HeldByService {
     fn drop(&mut self) {
         // A forked child has no connection, and its parent still uses the memory.
-        if self.fork_generation.is_current() {
+        if self.connection.fork_generation.is_current() {
             let is_used = self.is_used.load(Ordering::Relaxed);
             lock(&self.connection.released).push((self.number, is_used));
             self.connection.send_released();
@@ -292,12 +291,8 @@ impl ShareClient {
     ) -> Result<HandlePieces<'a>> {
         let number = connection.next.fetch_add(1, Ordering::Relaxed);
         // Also released if the reply is late.
-        let held = HeldByService {
-            connection: Arc::clone(connection),
-            number,
-            is_used: Arc::default(),
-            fork_generation: self.fork_generation,
-        };
+        let held =
+            HeldByService { connection: Arc::clone(connection), number, is_used: Arc::default() };
         let request = Request::Open(name.to_owned(), number);
         let (reply, _) = self.exchange(connection, &request, end)?;
         let (kind, detail) = match reply {
