@@ -20,21 +20,9 @@ enum Kind<'a> {
     Strided(&'a Strided),
 }
 
-impl<'a> From<&'a [Block]> for Blocks<'a> {
-    fn from(list: &'a [Block]) -> Self {
-        Self(Kind::List(list))
-    }
-}
-
-impl<'a, const N: usize> From<&'a [Block; N]> for Blocks<'a> {
-    fn from(list: &'a [Block; N]) -> Self {
-        Self(Kind::List(list))
-    }
-}
-
-impl<'a> From<&'a Vec<Block>> for Blocks<'a> {
-    fn from(list: &'a Vec<Block>) -> Self {
-        Self(Kind::List(list))
+impl<'a, T: AsRef<[Block]> + ?Sized> From<&'a T> for Blocks<'a> {
+    fn from(list: &'a T) -> Self {
+        Self(Kind::List(list.as_ref()))
     }
 }
 
