@@ -37,7 +37,6 @@ pub struct ShareClient {
     idle: Mutex<Vec<Arc<Connection>>>,
     path: PathBuf,
     trusted: Vec<u32>,
-    opener: Arc<Opener>,
     fork_generation: ForkGeneration,
 }
 
@@ -140,15 +139,8 @@ impl ShareClient {
             idle: Mutex::default(),
             path: path.to_owned(),
             trusted: [&[0, Credentials::of_this_process().user], users].concat(),
-            opener: Opener::shared(),
             fork_generation: ForkGeneration::current(),
         }
-    }
-
-    /// Uses this opener instead of [that of the process](Opener::shared).
-    #[must_use]
-    pub fn with_opener(self, opener: Arc<Opener>) -> Self {
-        Self { opener, ..self }
     }
 
     /// Requests a handle, to be passed on or opened later. The service does not hold the memory
@@ -183,10 +175,11 @@ impl ShareClient {
         self.with_connection(name, ipc::deadline(timeout), |connection, end| {
             let mut pieces = self.request_handle(connection, name, end)?;
             let metadata = pieces.metadata.clone();
-            let opened = self.opener.open_pieces(&metadata, device, &mut || pieces.next());
+            let opener = Opener::shared();
+            let opened = opener.open_pieces(&metadata, device, &mut || pieces.next());
             let opened = opened.map_err(|error| self.with_path(error))?;
             if metadata.is_of_pool {
-                self.opener.keep(&opened);
+                opener.keep(&opened);
             }
             let is_used = Arc::clone(&pieces.held.is_used);
             is_used.store(true, Ordering::Relaxed);

@@ -4,7 +4,6 @@
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 use gpu::emulated;
@@ -150,8 +149,8 @@ fn clients_of_one_process_map_a_memory_once() {
     let (one, other) = (connect(), connect());
     let address = open(&one).memory().unwrap().clone();
     assert_eq!(open(&other).memory().unwrap().address(), address.address());
-    let separate = connect().with_opener(Arc::new(Opener::default()));
-    let elsewhere = open(&separate).memory().unwrap().clone();
+    let handle = connect().handle("numbers", TIMEOUT).unwrap();
+    let elsewhere = Opener::default().open(&handle, None).unwrap().memory().unwrap().clone();
     assert_ne!(elsewhere.address(), address.address());
     check(&elsewhere, 1);
 }
