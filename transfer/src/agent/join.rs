@@ -8,15 +8,12 @@ use gpu::{Device, Memory};
 
 use super::explain::{self, EXPLAIN, MemoryAttributes};
 use super::local_copies::{CopyBuffer, LocalMover};
-use super::local_session::LocalSession;
-use super::mapping::{OPEN, RegionRequest};
 use super::peers::Peer;
 use super::remote_transport::{DirectKeys, LinkCounts, RemoteTransport, RouteLane};
 use super::route::{DataMover, Route};
 use super::{Agent, CONNECT, JOIN, PeerId};
 use crate::device_memory::FabricFacts;
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::host_buffer::HostBuffer;
 use crate::path::{
     Choice, DeviceAccess, Fabric, Locality, Operation, Path, Policy, Registration, choose,
 };
@@ -333,55 +330,5 @@ impl Agent {
             local: whole(&local_memory, local.descriptor.length)?,
             remote: whole(&remote_memory, remote.length)?,
         })
-    }
-
-    /// Maps a peer's region for a device of this process, once.
-    fn map_for(
-        &mut self,
-        peer: u32,
-        region: &RegionDescriptor,
-        device: &Device,
-        end: Instant,
-    ) -> Result<Memory> {
-        if let Some(memory) = self.peers.get(peer, OPEN)?.mapped(region.number, device.name()) {
-            return Ok(memory);
-        }
-        let memory = self.request_region(peer, region, end, |request| request.map_for(device))?;
-        self.peers.get(peer, OPEN)?.cache_mapping(region.number, &memory);
-        Ok(memory)
-    }
-
-    /// Maps a peer's region of host memory, once.
-    fn map_host(
-        &mut self,
-        peer: u32,
-        region: &RegionDescriptor,
-        end: Instant,
-    ) -> Result<HostBuffer> {
-        let (number, is_writable) = (region.number, region.rights.write);
-        if let Some(buffer) = self.peers.get(peer, OPEN)?.mapped_host(number, is_writable) {
-            return Ok(buffer);
-        }
-        let buffer = self.request_region(peer, region, end, |request| request.map_host())?;
-        self.peers.get(peer, OPEN)?.cache_host_mapping(number, buffer.clone());
-        Ok(buffer)
-    }
-
-    /// Requests a region, and makes progress until it is mapped.
-    fn request_region<T>(
-        &mut self,
-        peer: u32,
-        region: &RegionDescriptor,
-        end: Instant,
-        map: impl FnOnce(&mut RegionRequest<'_>) -> Result<T>,
-    ) -> Result<T> {
-        let channel = self.peers.get(peer, OPEN)?.local_session().and_then(LocalSession::channel);
-        let mut progress = || self.progress_while_waiting();
-        let mapped = map(&mut RegionRequest::new(channel, region, end, &mut progress));
-        if mapped.is_err() {
-            // The request may have ended the connection.
-            self.peers.get(peer, OPEN)?.refresh();
-        }
-        mapped
     }
 }

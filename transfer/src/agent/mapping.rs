@@ -7,8 +7,9 @@ use std::time::Instant;
 use gpu::{Device, LegacyHandle, Memory};
 use ipc::{Channel, ChannelError};
 
+use super::Agent;
 use super::local_protocol::{Reply, Request};
-use super::local_session::{ProgressCallback, receive};
+use super::local_session::{LocalSession, ProgressCallback, receive};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::path::{Exportability, MemoryType};
@@ -17,13 +18,65 @@ use crate::remaining;
 use crate::share::check_device;
 use crate::wire::malformed;
 
-pub(super) const OPEN: &str = "open region";
+const OPEN: &str = "open region";
 
 /// Receives each piece of a region: descriptor, length, and the bytes of all pieces.
 type PieceSink<'a> = &'a mut dyn FnMut(OwnedFd, u64, u64) -> Result<()>;
 
+impl Agent {
+    /// Maps a peer's region for a device of this process, once.
+    pub(super) fn map_for(
+        &mut self,
+        peer: u32,
+        region: &RegionDescriptor,
+        device: &Device,
+        end: Instant,
+    ) -> Result<Memory> {
+        if let Some(memory) = self.peers.get(peer, OPEN)?.mapped(region.number, device.name()) {
+            return Ok(memory);
+        }
+        let memory = self.request_region(peer, region, end, |request| request.map_for(device))?;
+        self.peers.get(peer, OPEN)?.cache_mapping(region.number, &memory);
+        Ok(memory)
+    }
+
+    /// Maps a peer's region of host memory, once.
+    pub(super) fn map_host(
+        &mut self,
+        peer: u32,
+        region: &RegionDescriptor,
+        end: Instant,
+    ) -> Result<HostBuffer> {
+        let (number, is_writable) = (region.number, region.rights.write);
+        if let Some(buffer) = self.peers.get(peer, OPEN)?.mapped_host(number, is_writable) {
+            return Ok(buffer);
+        }
+        let buffer = self.request_region(peer, region, end, |request| request.map_host())?;
+        self.peers.get(peer, OPEN)?.cache_host_mapping(number, buffer.clone());
+        Ok(buffer)
+    }
+
+    /// Requests a region, and makes progress until it is mapped.
+    fn request_region<T>(
+        &mut self,
+        peer: u32,
+        region: &RegionDescriptor,
+        end: Instant,
+        map: impl FnOnce(&mut RegionRequest<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let channel = self.peers.get(peer, OPEN)?.local_session().and_then(LocalSession::channel);
+        let mut progress = || self.progress_while_waiting();
+        let mapped = map(&mut RegionRequest { channel, region, end, meanwhile: &mut progress });
+        if mapped.is_err() {
+            // The request may have ended the connection.
+            self.peers.get(peer, OPEN)?.refresh();
+        }
+        mapped
+    }
+}
+
 /// A request for a peer's region.
-pub(super) struct RegionRequest<'a> {
+struct RegionRequest<'a> {
     /// None if no descriptors can be passed.
     channel: Option<Arc<Channel>>,
     region: &'a RegionDescriptor,
@@ -31,18 +84,9 @@ pub(super) struct RegionRequest<'a> {
     meanwhile: ProgressCallback<'a>,
 }
 
-impl<'a> RegionRequest<'a> {
-    pub(super) fn new(
-        channel: Option<Arc<Channel>>,
-        region: &'a RegionDescriptor,
-        end: Instant,
-        meanwhile: ProgressCallback<'a>,
-    ) -> Self {
-        Self { channel, region, end, meanwhile }
-    }
-
+impl RegionRequest<'_> {
     /// Maps device memory for a device of this process.
-    pub(super) fn map_for(&mut self, device: &Device) -> Result<Memory> {
+    fn map_for(&mut self, device: &Device) -> Result<Memory> {
         match self.region.memory_type {
             MemoryType::Device(Exportability::ByDescriptors) => self.import(device),
             MemoryType::Device(Exportability::ByLegacyHandle) => self.import_legacy(device),
@@ -82,7 +126,7 @@ impl<'a> RegionRequest<'a> {
     }
 
     /// Maps host memory.
-    pub(super) fn map_host(&mut self) -> Result<HostBuffer> {
+    fn map_host(&mut self) -> Result<HostBuffer> {
         if self.region.memory_type != MemoryType::Host(Exportability::ByDescriptors) {
             let detail = "its memory is no host memory that can be mapped";
             return Err(Error::new(OPEN, ErrorKind::NoPath, detail));
