@@ -85,8 +85,8 @@ impl Drop for CachedRegistration {
 #[derive(Debug)]
 pub(super) struct RegistrationCache {
     limits: CacheLimits,
-    /// None if the provider needs no registration, so nothing is cached.
-    options: Option<RegistrationOptions>,
+    /// False if the provider needs no registration, so nothing is cached.
+    is_used: bool,
     cached: HashMap<BufferKey, CachedRegistration>,
     uses: u64,
     /// The rail's thread has ended: nothing is cached any more.
@@ -95,13 +95,12 @@ pub(super) struct RegistrationCache {
 
 impl RegistrationCache {
     pub(super) fn new(settings: &RailOptions, facts: &Capabilities) -> Self {
-        let is_needed = settings.always_registers || facts.needs_local_registration();
-        let options = is_needed.then(|| RegistrationOptions::new(Access::LOCAL));
-        Self { limits: settings.cached, options, cached: HashMap::new(), uses: 0, has_ended: false }
+        let is_used = settings.always_registers || facts.needs_local_registration();
+        Self { limits: settings.cached, is_used, cached: HashMap::new(), uses: 0, has_ended: false }
     }
 
     pub(super) fn is_used(&self) -> bool {
-        self.options.is_some()
+        self.is_used
     }
 
     /// Drops all entries, and caches nothing from now on.
@@ -187,30 +186,21 @@ impl RailHandle {
         {
             return Err(obstacle);
         }
-        self.try_register(buffer, rights).map_err(|error| {
+        let is_cached = rights.is_none() && lock(&self.shared.registration_cache).is_used;
+        let registered = match is_cached {
+            true => self.register_local(buffer),
+            false => self.register_with(buffer.clone().into(), registration::access(rights).into()),
+        };
+        registered.map_err(|error| {
             // The table of paths reports the staging.
             tracing::warn!(%error, "registering memory failed: transfers are staged");
             Registration::Refused { cause: error.to_string() }
         })
     }
 
-    fn try_register(&self, buffer: &Buffer, rights: Option<Rights>) -> Result<MemoryRegion> {
-        let cached = match rights {
-            Some(_) => None,
-            None => lock(&self.shared.registration_cache).options.clone(),
-        };
-        match cached {
-            Some(options) => self.register_local(buffer, &options),
-            None => self.register_with(buffer.clone().into(), &registration::access(rights).into()),
-        }
-    }
-
     /// Registers local-only memory, unless it is cached.
-    fn register_local(
-        &self,
-        buffer: &Buffer,
-        options: &RegistrationOptions,
-    ) -> Result<MemoryRegion> {
+    fn register_local(&self, buffer: &Buffer) -> Result<MemoryRegion> {
+        let options = RegistrationOptions::new(Access::LOCAL);
         let _one_at_a_time = lock(&self.shared.registration_lock);
         let key = BufferKey::of(buffer);
         let has_room = {
@@ -234,7 +224,7 @@ impl RailHandle {
     fn register_with(
         &self,
         buffer: Arc<Buffer>,
-        options: &RegistrationOptions,
+        options: RegistrationOptions,
     ) -> Result<MemoryRegion> {
         let register = || {
             let region = registration::register(&self.domain, Arc::clone(&buffer), options.clone());

@@ -31,7 +31,8 @@ impl World {
     fn insert(&mut self, length: u64) -> Option<(BufferKey, MemoryRegion)> {
         let buffer = Buffer::Host(HostBuffer::new(length).unwrap());
         let (key, buffer) = (BufferKey::of(&buffer), Arc::new(buffer));
-        let options = self.registration_cache.options.clone().unwrap();
+        assert!(self.registration_cache.is_used());
+        let options = RegistrationOptions::new(Access::LOCAL);
         let region = registration::register(&self.domain, Arc::clone(&buffer), options).unwrap();
         let before = self.registration_cache.cached.len();
         self.registration_cache.insert(key, region.clone(), buffer);
