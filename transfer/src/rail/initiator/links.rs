@@ -407,20 +407,14 @@ impl InitiatorRole {
     /// Retries lost links that are due.
     fn retry_lost_links(&mut self, io: &mut RailIo, now: Instant) {
         let Self { lost_links, in_flight, direct, .. } = self;
-        let mut due = Vec::new();
-        for (number, lost) in lost_links {
-            if !in_flight.values().any(|chunk| chunk.link == *number)
+        let due = lost_links.extract_if(|number, lost| {
+            !in_flight.values().any(|chunk| chunk.link == *number)
                 && !direct.has_chunks_of_link(*number)
                 && lost.reconnect.as_mut().is_some_and(|reconnect| reconnect.is_due(now))
-            {
-                due.push(*number);
-            }
-        }
+        });
         let timeout = io.lost_after().max(2 * CHECK_INTERVAL);
-        for number in due {
-            if let Some(known_target) = self.lost_links.remove(&number) {
-                self.start_connect(io, number, known_target, timeout, false);
-            }
+        for (number, known_target) in due.collect::<Vec<_>>() {
+            self.start_connect(io, number, known_target, timeout, false);
         }
     }
 }

@@ -379,14 +379,8 @@ impl InitiatorRole {
 
     /// Posts failed chunks again after a pause.
     pub(in crate::rail) fn repost_due(&mut self, now: Instant) {
-        let unposted = &mut self.unposted;
-        self.repost_later.retain(|(until, chunk)| {
-            let is_waiting = now < *until;
-            if !is_waiting {
-                unposted.push_back(*chunk);
-            }
-            is_waiting
-        });
+        let due = self.repost_later.extract_if(.., |(until, _)| now >= *until);
+        self.unposted.extend(due.map(|(_, chunk)| chunk));
     }
 
     /// Ends a chunk: frees its slots, and ends the transfer with its last chunk.
