@@ -94,7 +94,6 @@ impl Error {
         }
     }
 
-    /// Replaces the kind of the failure.
     pub(crate) fn with_kind(mut self, kind: ErrorKind) -> Self {
         self.0.kind = kind;
         self

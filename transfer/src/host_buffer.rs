@@ -183,7 +183,6 @@ impl HostBuffer {
         }
     }
 
-    /// Is the memory private to this process?
     pub(crate) fn is_private(&self) -> bool {
         matches!(*self.0.body, Backing::PrivateMemory(_))
     }
@@ -229,7 +228,6 @@ impl HostBuffer {
         self.0.body.start() as u64
     }
 
-    /// A handle that does not keep it.
     pub(crate) fn downgrade(&self) -> WeakHostBuffer {
         WeakHostBuffer(Arc::downgrade(&self.0))
     }

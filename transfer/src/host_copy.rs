@@ -22,7 +22,6 @@ pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, length: usize) {
     unsafe { libc::memmove(to.cast(), from.cast(), length) };
 }
 
-/// How a copy uses the caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CacheUse {
     Normal,
@@ -38,7 +37,6 @@ impl CacheUse {
     /// Parts of lines at both ends of shorter rows would take longer than the rest.
     const MIN_ROW: u64 = 4096;
 
-    /// For a request of so many bytes.
     pub(crate) fn of_request(bytes: u64) -> Self {
         if bytes >= Self::MIN_BYPASS { Self::Bypass } else { Self::Normal }
     }

@@ -59,7 +59,6 @@ pub use share_service::{
 pub use tensor::{ElementType, MAX_DIMENSIONS, Tensor};
 pub use wire::MAX_LABEL_LENGTH;
 
-/// The time until `end`.
 fn remaining(end: std::time::Instant) -> std::time::Duration {
     end.saturating_duration_since(std::time::Instant::now())
 }

@@ -76,7 +76,6 @@ struct Slot {
     state: State,
 }
 
-/// All operations of an agent.
 #[derive(Debug, Default)]
 pub(super) struct Operations {
     slots: Vec<Slot>,

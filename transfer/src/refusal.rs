@@ -7,7 +7,6 @@ use crate::error::{Error, ErrorKind};
 
 pub(crate) const MAX_REASON_LENGTH: usize = 512;
 
-/// Why a request was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Refusal {
     #[serde(serialize_with = "write_kind", deserialize_with = "read_kind")]

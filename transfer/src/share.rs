@@ -478,7 +478,6 @@ pub(crate) fn check_device(
     Err(Error::new(operation, ErrorKind::WrongMemory, detail))
 }
 
-/// The buffer that is mapped under this key.
 fn mapped_as(
     mapped: &HashMap<Key, Mapped>,
     key: Key,

@@ -169,7 +169,6 @@ impl<C> Connections<C> {
         self.refused.push_back((channel, Instant::now() + REFUSED_LINGER));
     }
 
-    /// Closes expired connections.
     fn expire(&mut self, register_timeout: Duration) {
         self.refused.retain(|(channel, end)| {
             let is_closed = matches!(channel.receive(Duration::ZERO), Err(ChannelError::Closed));

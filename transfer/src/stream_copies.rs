@@ -77,7 +77,6 @@ impl<T> StreamCopies<T> {
         is_done
     }
 
-    /// The number of copies in flight.
     pub(crate) fn count(&self) -> usize {
         self.in_flight.len()
     }

@@ -141,7 +141,6 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Bytes with their length before them.
 pub(crate) fn put_length_prefixed(bytes: &mut Vec<u8>, part: &[u8]) {
     // `seal` refuses longer parts with the whole.
     let length = u16::try_from(part.len()).unwrap_or(u16::MAX);

@@ -41,7 +41,6 @@ pub enum Condition {
     Unknown(String),
 }
 
-/// The path of an agent's socket in a directory.
 pub(super) fn socket_of(directory: &Path, identity: [u8; 16]) -> PathBuf {
     let digits: String = identity.iter().map(|byte| format!("{byte:02x}")).collect();
     directory.join(format!("{SOCKET_PREFIX}{digits}"))
@@ -153,7 +152,6 @@ pub(super) fn share(file: File) -> io::Result<Flock<File>> {
     Flock::lock(file, FlockArg::LockSharedNonblock).map_err(|(_, error)| error.into())
 }
 
-/// Is this file still at the path?
 pub(super) fn is_at(path: &Path, file: &Metadata) -> bool {
     fs::symlink_metadata(path)
         .is_ok_and(|found| (found.dev(), found.ino()) == (file.dev(), file.ino()))

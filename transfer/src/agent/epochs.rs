@@ -30,7 +30,6 @@ impl Epochs {
         self.epoch
     }
 
-    /// An operation of this epoch completed.
     #[inline]
     pub(super) fn finish(&mut self, epoch: u64) {
         let Ok(at) = self.in_flight.binary_search_by_key(&epoch, |(of, _)| *of) else { return };
@@ -41,7 +40,6 @@ impl Epochs {
         }
     }
 
-    /// An operation of this epoch failed with this description.
     pub(super) fn fail(&mut self, epoch: u64, description: impl FnOnce() -> String) {
         self.finish(epoch);
         // Operations that wait for a later epoch wait for this one too: the earliest failure is

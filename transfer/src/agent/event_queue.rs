@@ -10,7 +10,6 @@ use super::local_target::{LocalInitiator, LocalTarget};
 #[derive(Debug, Default)]
 pub(super) struct EventQueue {
     queue: VecDeque<(Event, Option<NoticeCredit>)>,
-    /// The first reserved tag.
     first_reserved: Option<u64>,
     /// Notices with reserved tags, and departures of peers.
     reserved: VecDeque<(Event, Option<NoticeCredit>)>,
@@ -28,7 +27,6 @@ pub(super) struct EventQueue {
 /// The rail and session that a notice holds a credit of.
 pub(super) type NoticeCredit = (usize, u64);
 
-/// Takes an event of one of the queues.
 pub(super) type TakeEvent = fn(&mut EventQueue) -> Option<Event>;
 
 impl EventQueue {

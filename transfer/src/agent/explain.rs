@@ -118,7 +118,6 @@ impl MemoryAttributes {
         }
     }
 
-    /// The number of its region, if it has one.
     fn region_number(&self) -> Option<u64> {
         self.region.as_ref().map(|region| region.number)
     }

@@ -25,10 +25,8 @@ use crate::wire::{self, MAX_LABEL_LENGTH};
 const VERSION: u8 = 1;
 /// Pieces in one message, limited by its descriptors.
 pub(super) const MAX_PIECES_PER_MESSAGE: usize = ipc::channel::MAX_DESCRIPTORS;
-/// Descriptors of a welcome.
 pub(super) const WELCOME_DESCRIPTORS: usize = 4;
 
-/// A request of the initiator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request {
     Hello(Introduction),
@@ -36,7 +34,6 @@ pub(super) enum Request {
     Open(u64, u64),
 }
 
-/// A reply of the target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Reply {
     Welcome(Introduction),
@@ -111,7 +108,6 @@ impl Reply {
         matches!(read, Ok(Self::Refused(refusal)) if refusal.is_short())
     }
 
-    /// The welcome and its descriptors.
     pub(super) fn read_welcome(
         operation: &'static str,
         message: Message,

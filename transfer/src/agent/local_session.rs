@@ -23,7 +23,6 @@ use crate::wire::malformed;
 const RETRY_BACKOFF: RetryBackoff =
     RetryBackoff::new(Duration::from_millis(2), Duration::from_millis(100));
 
-/// A connection to an agent of this machine.
 #[derive(Debug)]
 pub(super) struct LocalSession {
     /// Declared before `connection`, so that the clean close is visible before the connection ends.
@@ -124,12 +123,10 @@ impl LocalSession {
         Err(self.obstacle(None).unwrap_or(withdrawn))
     }
 
-    /// Records that a copy completed or did not start.
     pub(super) fn end_copy(&mut self, number: u64) {
         self.segment.end(number);
     }
 
-    /// Records that all copies have completed, and that none will start.
     pub(super) fn settle(&mut self) {
         self.segment.settle();
     }

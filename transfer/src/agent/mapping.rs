@@ -75,7 +75,6 @@ impl Agent {
     }
 }
 
-/// A request for a peer's region.
 struct RegionRequest<'a> {
     /// None if no descriptors can be passed.
     channel: Option<Arc<Channel>>,
@@ -125,7 +124,6 @@ impl RegionRequest<'_> {
         device.open_legacy_handle(&LegacyHandle { bytes, offset, length }).during(OPEN)
     }
 
-    /// Maps host memory.
     fn map_host(&mut self) -> Result<HostBuffer> {
         if self.region.memory_type != MemoryType::Host(Exportability::ByDescriptors) {
             let detail = "its memory is no host memory that can be mapped";

@@ -110,7 +110,6 @@ struct DeferredOperation {
     transfer: Option<DeferredTransfer>,
 }
 
-/// The transfer of a deferred operation.
 #[derive(Debug)]
 struct DeferredTransfer {
     operation: Operation,

@@ -135,7 +135,6 @@ impl Peers {
     }
 }
 
-/// A peer.
 #[derive(Debug)]
 pub(super) struct Peer {
     card: AgentCard,

@@ -57,7 +57,6 @@ impl Agent {
         if self.operations.in_flight() > 0 { BUSY_PAUSE } else { IDLE_PAUSE }
     }
 
-    /// Are operations with a peer in flight?
     pub(super) fn is_busy_with(&self, peer: u32) -> bool {
         self.local_copies.is_busy_with(peer)
             || self.remote_transport.is_busy_with(peer)

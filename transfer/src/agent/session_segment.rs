@@ -77,7 +77,6 @@ fn notices(operation: &'static str, segment: &Segment, is_new: bool) -> Result<N
     queue.map_err(failed(operation))
 }
 
-/// The target's side.
 #[derive(Debug)]
 pub(super) struct TargetSegment {
     segment: Segment,
@@ -134,7 +133,6 @@ impl TargetSegment {
     }
 }
 
-/// The initiator's side.
 #[derive(Debug)]
 pub(super) struct InitiatorSegment {
     words: MappedWords,

@@ -63,7 +63,6 @@ pub struct Strided {
     pub(crate) row: u64,
     /// In the order of target strides, shortest first; unused ones have count 1.
     strides: [Stride; MAX_STRIDES],
-    /// Number of rows.
     count: u64,
     /// Where the last row ends.
     to_end: u64,
@@ -389,9 +388,7 @@ pub struct Rows {
 /// Rows at one stride per end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Run {
-    /// The first row.
     pub(crate) first: Block,
-    /// Number of rows.
     pub(crate) count: u64,
     pub(crate) to_stride: u64,
     pub(crate) from_stride: u64,

@@ -9,7 +9,6 @@ use threads::lock;
 
 use super::Path;
 
-/// Bytes and transfers of a path.
 #[derive(Debug)]
 struct Counter {
     bytes: AtomicU64,

@@ -385,7 +385,6 @@ impl Driver {
     }
 }
 
-/// Marks the end of the thread on drop.
 struct ThreadEndGuard {
     shared: Arc<RailShared>,
     agent: Arc<dyn RailOwner>,

@@ -40,7 +40,6 @@ const REFUSAL_SEND_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longest sleep while a device copies, or a message found the queue full.
 pub(super) const BUSY_PAUSE: Duration = Duration::from_micros(50);
 
-/// A posted operation.
 #[derive(Debug, Clone, Copy)]
 enum Posted {
     Receive(usize),
@@ -48,7 +47,6 @@ enum Posted {
     Data(u64, Peer),
 }
 
-/// A queued message.
 struct QueuedMessage {
     to: SessionKey,
     peer: Peer,
@@ -187,7 +185,6 @@ impl RailIo {
         self.agent.wake();
     }
 
-    /// Reports the outcome of a request.
     pub(super) fn report_done(&self, token: Token, outcome: Result<()>) {
         self.report(RailEvent::Done { token, outcome });
     }
@@ -258,7 +255,6 @@ impl RailIo {
         Some(self.completed(outcome))
     }
 
-    /// A pause between two polls.
     pub(super) fn pause(&self) {
         self.queue.pause();
     }
@@ -384,7 +380,6 @@ impl RailIo {
 
     // ------------------------------------------------------------------- messages
 
-    /// Sends a message in a session.
     pub(super) fn send_message(&mut self, session: &mut Session, message: &Message) {
         match session.encode(message) {
             Some(bytes) => self.queue_message(session.key(), session.peer(), bytes),
@@ -392,7 +387,6 @@ impl RailIo {
         }
     }
 
-    /// Sends a message to a peer without a session here.
     pub(super) fn send_without_session(&mut self, peer: Peer, session: u64, message: &Message) {
         self.queue_message(SessionKey::NoSession, peer, message.encode(session, 0, 0));
     }
@@ -487,7 +481,6 @@ impl RailIo {
         self.send_events.push_back(SendEvent { session: to, is_lost: false, cause });
     }
 
-    /// Drops queued messages of a closed session.
     pub(super) fn drop_queued(&mut self, session: SessionKey) {
         self.send_queue.retain(|waiting| waiting.to != session);
     }
@@ -541,7 +534,6 @@ impl RailIo {
         Ok(())
     }
 
-    /// Have all messages left?
     pub(super) fn has_sent_all(&self) -> bool {
         self.free_send_buffers.len() == SEND_BUFFERS && self.send_queue.is_empty()
     }
@@ -577,7 +569,6 @@ impl RailIo {
         }
     }
 
-    /// Removes unused addresses.
     pub(super) fn remove_unused_addresses(&mut self, now: Instant) {
         self.send_queue.retain(|waiting| {
             waiting.to != SessionKey::NoSession || now - waiting.since < REFUSAL_SEND_TIMEOUT

@@ -19,7 +19,6 @@ use crate::wire::{self, MAX_ADDRESS_LENGTH, MAX_LABEL_LENGTH};
 
 const OPERATION: &str = "read message";
 const VERSION: u8 = 3;
-/// Maximum length of a message.
 pub(crate) const MAX_MESSAGE_LENGTH: usize = 4096;
 const MAX_MEMORY_KEY_LENGTH: usize = 3072;
 
@@ -153,7 +152,6 @@ pub(super) struct Frame {
     pub(super) message: Message,
 }
 
-/// The role that receives a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReceiverRole {
     Target,

@@ -58,7 +58,6 @@ const START: &str = "start rail";
 /// A rail answers at once, unless its provider hangs.
 const RAIL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Options of a rail.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RailOptions {
     /// A silent peer is lost after this time.
@@ -196,7 +195,6 @@ impl Drop for QueuedRequest {
 /// A command for the rail's thread.
 type Command = Box<dyn FnOnce(&mut Driver) + Send>;
 
-/// An event of a rail.
 #[derive(Debug)]
 pub(crate) enum RailEvent {
     /// The link is connected, and all known regions are open. Also after an automatic reconnect.
@@ -341,7 +339,6 @@ impl RailHandle {
         self.send_command(move |driver| driver.retire(region, memory, buffer));
     }
 
-    /// What the registration of device memory depends on.
     pub(crate) fn device_facts(&self) -> FabricFacts {
         self.shared.device_facts()
     }
@@ -392,7 +389,6 @@ impl Rail {
         self.domain().capabilities().wire_name()
     }
 
-    /// Has its thread ended?
     pub(crate) fn has_ended(&self) -> bool {
         self.handle.shared.has_ended.load(Ordering::Acquire)
     }

@@ -64,7 +64,6 @@ pub(crate) struct CacheLimits {
     pub(crate) count: usize,
 }
 
-/// A registration and its buffer.
 #[derive(Debug)]
 struct CachedRegistration {
     // First, so that it is dropped first.

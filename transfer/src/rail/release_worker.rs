@@ -22,7 +22,6 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(50);
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// The releasing thread.
 #[derive(Debug)]
 pub(super) struct ReleaseWorker {
     work: Option<Sender<Work>>,
@@ -39,7 +38,6 @@ impl ReleaseWorker {
         Ok(Self { work: Some(work), thread: Some(thread) })
     }
 
-    /// Runs work on the thread.
     pub(super) fn run(&self, work: impl FnOnce() + Send + 'static) {
         if let Some(sender) = &self.work
             && let Err(refused) = sender.send(Box::new(work))

@@ -15,7 +15,6 @@ use threads::RetryBackoff;
 #[cfg(test)]
 mod tests;
 
-/// Maximum of unacknowledged messages.
 pub(super) const MAX_UNACKNOWLEDGED: usize = 512;
 /// Messages after which an acknowledgement is due.
 const MAX_ACKS_DUE: u32 = 16;
@@ -139,7 +138,6 @@ impl<M> ReliableWindow<M> {
         Some(message)
     }
 
-    /// Is an acknowledgement due?
     pub(super) fn ack_is_due(&self, now: Instant) -> bool {
         self.acks_due >= MAX_ACKS_DUE
             || self.ack_due_since.is_some_and(|since| now - since >= MAX_ACK_DELAY)

@@ -7,7 +7,6 @@ use fabric::Peer;
 use super::message::{Frame, Message};
 use super::reliable_window::{ProtocolViolation, ReliableWindow};
 
-/// How often sessions are checked.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Number of unanswered pings before a session is lost.
 const PINGS_UNTIL_LOST: u32 = 8;
@@ -86,7 +85,6 @@ impl Session {
         message.encode(self.id, number, self.reliable_window.acknowledge())
     }
 
-    /// Messages to retransmit, with their numbers.
     pub(super) fn due_retransmits(&mut self, now: Instant) -> Vec<(u64, Message)> {
         let due = self.reliable_window.due_retransmits(now);
         due.map(|(number, message)| (number, message.clone())).collect()
@@ -107,17 +105,14 @@ impl Session {
         }
     }
 
-    /// The next message that was received out of order.
     pub(super) fn next_in_order(&mut self) -> Option<Message> {
         self.reliable_window.next_in_order()
     }
 
-    /// Is an acknowledgement due?
     pub(super) fn ack_is_due(&self, now: Instant) -> bool {
         self.reliable_window.ack_is_due(now)
     }
 
-    /// Is there room for messages that can wait?
     pub(super) fn has_room(&self) -> bool {
         self.reliable_window.has_room()
     }

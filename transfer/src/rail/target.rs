@@ -333,7 +333,6 @@ impl TargetRole {
         self.close(io, session, CloseReason::Lost, cause);
     }
 
-    /// Closes a session of an initiator.
     pub(super) fn close(
         &mut self,
         io: &mut RailIo,

@@ -28,7 +28,6 @@ const FORMAT: DescriptorFormat = DescriptorFormat { magic: *b"FcTK", version: 1,
 pub const SHORT_TOKEN_LENGTH: usize = 46;
 /// Prefix of the name of a socket; its identity follows, in hexadecimal digits.
 const SOCKET_PREFIX: &str = "share-";
-/// The maximum length of the path of a socket.
 const MAX_PATH_LENGTH: usize = 108;
 /// Above this number of clients, unused ones are dropped.
 const MAX_CLIENTS: usize = 64;

@@ -24,7 +24,6 @@ pub const MAX_NAME_LENGTH: usize = 255;
 
 const VERSION: u8 = 2;
 
-/// A request of a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request {
     /// The handle of the memory with this name, which the client gives a number.
@@ -36,7 +35,6 @@ pub(super) enum Request {
     Release(u64, bool),
 }
 
-/// A reply of the service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Reply {
     /// The bytes of a [handle](crate::Handle), without its descriptors.
@@ -53,7 +51,6 @@ pub(super) enum Reply {
     Denied,
 }
 
-/// Is this a valid name?
 pub(super) fn is_name(name: &str) -> bool {
     (1..=MAX_NAME_LENGTH).contains(&name.len())
 }

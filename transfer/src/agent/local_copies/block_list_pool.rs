@@ -9,7 +9,6 @@ use crate::blocks::{BlockQueue, Blocks};
 /// Capacity in blocks that is kept for reuse: 1.5 MiB.
 const MAX_POOLED_BLOCKS: usize = 1 << 16;
 
-/// Lists that can be reused.
 #[derive(Debug, Default)]
 pub(in crate::agent) struct BlockListPool {
     free: Vec<VecDeque<Block>>,

@@ -14,7 +14,6 @@ use crate::stream_copies::StreamCopies;
 
 /// Copies submitted to the driver at a time: it blocks the caller at about a thousand.
 const MAX_STREAM_COPIES: usize = 256;
-/// Minimum time of a copy.
 const MIN_COPY_TIME: Duration = Duration::from_micros(7);
 /// The assumed rate before the first measurement, in bytes per microsecond.
 const INITIAL_RATE: f64 = 20_000.0;

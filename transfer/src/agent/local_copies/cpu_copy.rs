@@ -17,7 +17,6 @@ const COPY_STEP: u64 = 1 << 20;
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(2);
 const COPY: &str = "copy by CPU";
 
-/// The memory at one end of a copy.
 #[derive(Debug, Clone)]
 pub(in crate::agent) enum CopyBuffer {
     Host(HostBuffer),

@@ -42,7 +42,6 @@ struct CopyRequest<'a> {
     by: CopyMethod,
 }
 
-/// A copy by the CPU.
 #[derive(Debug)]
 struct CpuCopy {
     context: OperationContext,
@@ -54,7 +53,6 @@ struct CpuCopy {
     block: Block,
 }
 
-/// All copies in flight.
 #[derive(Debug, Default)]
 pub(super) struct LocalCopies {
     /// By peer and device, small and large copies.

@@ -14,14 +14,12 @@ use crate::agent::local_protocol::Introduction;
 use crate::agent::session_segment::TargetSegment;
 use crate::region::RegisteredRegion;
 
-/// An initiator of this machine that is connected to this agent.
 #[derive(Debug)]
 pub(in crate::agent) struct LocalInitiator {
     introduction: Introduction,
     pidfd: PidFd,
     /// The initiator disconnected or died; its pending notices can still be read.
     has_left: AtomicBool,
-    /// The initiator's departure was reported as an event.
     departure_reported: AtomicBool,
     local_session: Mutex<TargetSegment>,
     /// The regions it opened whose memory is not freed yet: numbers and lengths.
@@ -63,7 +61,6 @@ impl LocalInitiator {
         Event::Joined { from, label }
     }
 
-    /// Takes the initiator's next notice.
     pub(in crate::agent) fn take_notice(&self) -> Option<Event> {
         let notice = lock(&self.local_session).take()?;
         Some(Event::Notice { from: self.introduction.identity, notice })
@@ -87,7 +84,6 @@ impl LocalInitiator {
         region.map_or(!opened.is_empty(), |number| opened.contains_key(&number))
     }
 
-    /// Have all copies completed that were started when `begun` was read?
     fn is_settled(&self, begun: u64) -> bool {
         lock(&self.local_session).is_settled(begun) || self.pidfd.has_exited()
     }
@@ -109,7 +105,6 @@ impl LocalTarget {
         self.notify_change();
     }
 
-    /// The connection of an initiator has ended.
     pub(in crate::agent) fn initiator_left(&self, initiator: &LocalInitiator) {
         initiator.has_left.store(true, Ordering::Release);
         self.notify_change();

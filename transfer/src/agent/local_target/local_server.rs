@@ -28,7 +28,6 @@ use crate::wire::malformed;
 
 /// Maximum of local initiators, including disconnected ones that may still use a region.
 const MAX_LOCAL_INITIATORS: usize = if cfg!(test) { 16 } else { 1024 };
-/// How long a connection may take for its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long an initiator may take to receive a message before it is disconnected.
 const SEND_TIMEOUT: Duration = Duration::from_secs(2);
@@ -75,7 +74,6 @@ impl LocalServer {
     }
 }
 
-/// Serves all connections until the agent ends.
 fn serve(listener: &ChannelListener, local_target: &LocalTarget) {
     let LocalTarget { admission, is_over, .. } = local_target;
     let denial = refusal(ErrorKind::Denied, "the agent does not admit this user");

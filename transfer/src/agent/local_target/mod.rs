@@ -38,7 +38,6 @@ struct Regions {
     all: HashMap<u64, Weak<RegisteredRegion>>,
 }
 
-/// State shared by the threads of an agent.
 #[derive(Debug)]
 pub(crate) struct LocalTarget {
     pub(crate) identity: [u8; 16],

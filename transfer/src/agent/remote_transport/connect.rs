@@ -20,7 +20,6 @@ use crate::share::random;
 
 const NO_ANSWER: &str = "it does not answer over the fabric";
 
-/// Links that are being connected.
 #[derive(Debug)]
 pub(in crate::agent) struct Connecting {
     peer: u32,

@@ -104,7 +104,6 @@ struct PeerLinks {
     refused_regions: HashMap<u64, String>,
 }
 
-/// All state of an agent about rails.
 #[derive(Debug, Default)]
 pub(super) struct RemoteTransport {
     rails: Vec<Rail>,
@@ -300,7 +299,6 @@ impl RemoteTransport {
         (!has_any).then(|| (ErrorKind::Closed, cause()))
     }
 
-    /// Is no operation in flight?
     pub(super) fn is_idle(&self) -> bool {
         self.in_flight.is_empty()
     }
@@ -377,7 +375,6 @@ impl RemoteTransport {
         }
     }
 
-    /// Submits a stripe to one rail.
     fn submit_stripe(
         &mut self,
         route_lane: &RouteLane,
@@ -448,7 +445,6 @@ impl RemoteTransport {
         *notice_link
     }
 
-    /// Sends a notice by a rail.
     pub(super) fn send_notice(&mut self, mut context: OperationContext) {
         let (token, notice) = (context.token, context.notice.take());
         let Some(link) = self.notice_link(context.peer) else {
@@ -461,7 +457,6 @@ impl RemoteTransport {
         self.submit(RailRequest { link, token, notice, bytes: None });
     }
 
-    /// An operation that completed.
     pub(super) fn take_done(&mut self) -> Option<(OperationContext, Result<()>)> {
         self.done.pop_front()
     }

@@ -25,7 +25,6 @@ pub(super) enum LostHalf {
     Link(u32),
 }
 
-/// The sessions of one remote initiator.
 #[derive(Debug)]
 struct InitiatorSessions {
     label: String,
@@ -39,7 +38,6 @@ pub(super) struct RemoteSessions {
     initiators: HashMap<(Identity, u64), InitiatorSessions>,
     by_session: HashMap<(usize, u64), (Identity, u64)>,
     lost_halves: HashMap<(Identity, usize), BTreeSet<LostHalf>>,
-    /// Events for the agent to report.
     events: Vec<Event>,
 }
 
@@ -70,7 +68,6 @@ impl RemoteSessions {
         self.by_session.contains_key(&(rail, session))
     }
 
-    /// All sessions by a rail.
     pub(super) fn sessions_on(&self, rail: usize) -> impl Iterator<Item = u64> {
         let by_it = self.by_session.keys().filter(move |(by, _)| *by == rail);
         by_it.map(|(_, session)| *session)
@@ -102,7 +99,6 @@ impl RemoteSessions {
         self.forget(LostHalf::Link(link), None);
     }
 
-    /// One direction of a rail was lost.
     pub(super) fn half_lost(
         &mut self,
         rail: usize,
@@ -120,7 +116,6 @@ impl RemoteSessions {
         }
     }
 
-    /// One direction of a rail is restored.
     pub(super) fn half_restored(
         &mut self,
         with: Identity,

@@ -12,7 +12,6 @@ use crate::region::{Buffer, RegisteredRegion};
 /// Blocks of at least this length are split among rails.
 const MIN_STRIPED_LENGTH: u64 = 8 << 20;
 
-/// The part of a route on one rail.
 #[derive(Debug)]
 pub(in crate::agent) struct RouteLane {
     link: u32,

@@ -40,7 +40,6 @@ impl ChunkWindow {
         self.is_queue_full = is_queue_full;
     }
 
-    /// Is there room for another chunk?
     pub(super) fn has_room(&self, takes_slot: bool) -> bool {
         !self.is_queue_full
             && self.in_flight < MAX_IN_FLIGHT_CHUNKS

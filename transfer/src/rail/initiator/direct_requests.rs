@@ -56,7 +56,6 @@ struct PendingDirect {
     run: Option<Run>,
 }
 
-/// A probe.
 struct Run {
     /// Number of the probe at the target, and the seed of its bytes.
     probe: u64,
@@ -92,7 +91,6 @@ struct ProbeChunk {
 pub(super) struct DirectRequests {
     pending: HashMap<u64, PendingDirect>,
     chunks: HashMap<u64, ProbeChunk>,
-    /// Releases scratch memory.
     release_worker: Arc<ReleaseWorker>,
 }
 
@@ -170,7 +168,6 @@ impl DirectRequests {
         }
     }
 
-    /// Ends a request.
     fn finish(&mut self, io: &RailIo, request: u64, outcome: DirectOutcome) {
         let Some(PendingDirect { link, region, run, .. }) = self.pending.remove(&request) else {
             return;
@@ -198,7 +195,6 @@ impl InitiatorRole {
         self.direct.pending.values().any(|pending| pending.run.is_some())
     }
 
-    /// Requests direct access at the agent's request.
     pub(in crate::rail) fn request_direct(
         &mut self,
         io: &mut RailIo,
@@ -311,7 +307,6 @@ impl InitiatorRole {
 
     // ------------------------------------------------------------------- steps
 
-    /// Starts the step after the current one.
     fn next_step(&mut self, io: &mut RailIo, request: u64) -> Found<()> {
         let Some(pending) = self.direct.pending.get_mut(&request) else { return Ok(()) };
         let (of, Some(run)) = ((pending.link, pending.session), &mut pending.run) else {

@@ -28,7 +28,6 @@ use crate::share::random;
 /// messages are limited.
 const MAX_PENDING_OPENS: usize = 128;
 
-/// Pauses between attempts to reconnect.
 const RECONNECT_BACKOFF: RetryBackoff =
     RetryBackoff::new(Duration::from_millis(100), Duration::from_secs(5));
 /// How long to retry. After that, only a join by the agent retries.
@@ -186,7 +185,6 @@ impl InitiatorRole {
         io.send_message(&mut link.session, &hello);
     }
 
-    /// The target sent welcome.
     pub(super) fn handle_welcome(&mut self, io: &mut RailIo, number: u32, credit_limit: u64) {
         let Some(link) = self.links.get_mut(&number) else { return };
         link.notices.add_credit(credit_limit);
@@ -267,7 +265,6 @@ impl InitiatorRole {
         }
     }
 
-    /// The reply to a region request.
     pub(super) fn open_answered(
         &mut self,
         io: &mut RailIo,
@@ -326,7 +323,6 @@ impl InitiatorRole {
         }
     }
 
-    /// Closes a link to a target.
     pub(super) fn close_link(
         &mut self,
         io: &mut RailIo,
@@ -404,7 +400,6 @@ impl InitiatorRole {
         self.retry_lost_links(io, now);
     }
 
-    /// Retries lost links that are due.
     fn retry_lost_links(&mut self, io: &mut RailIo, now: Instant) {
         let Self { lost_links, in_flight, direct, .. } = self;
         let due = lost_links.extract_if(|number, lost| {

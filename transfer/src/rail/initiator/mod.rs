@@ -100,7 +100,6 @@ struct Pipeline {
     stages_remotely: bool,
 }
 
-/// The byte range of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ChunkRange {
     local: u64,
@@ -108,7 +107,6 @@ struct ChunkRange {
     length: u64,
 }
 
-/// A chunk in flight.
 #[derive(Debug)]
 struct InFlightChunk {
     /// The chunk's transfer, which may be cancelled already.
@@ -164,7 +162,6 @@ impl InitiatorRole {
             || self.direct.has_chunks_of_link(link)
     }
 
-    /// The link with this session.
     pub(super) fn link_of(&self, session: u64) -> Option<u32> {
         let link = self.links.iter().find(|(_, link)| link.session.id() == session);
         link.map(|(number, _)| *number)

@@ -5,11 +5,9 @@ use std::collections::VecDeque;
 use crate::notice::Notice;
 use crate::operations::Token;
 
-/// Notices to a peer.
 #[derive(Debug, Default)]
 pub(super) struct NoticeQueue {
     unsent: VecDeque<(Token, Notice)>,
-    /// Sent notices without acknowledgement.
     unacknowledged: VecDeque<Token>,
     sent: u64,
     credit_limit: u64,

@@ -15,10 +15,8 @@ use crate::rail::session::{CloseReason, SessionKey};
 
 /// A peer that answers is not probed.
 const START_AFTER: Duration = Duration::from_millis(100);
-/// Timeout of the connection attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The state of a probe.
 #[derive(Debug)]
 pub(super) enum TcpProbe {
     NotStarted,

@@ -25,7 +25,6 @@ const MAX_CHUNK_LENGTH: u64 = 4 << 20;
 /// How often a chunk is posted again after connection failures, before the link is closed.
 const MAX_POST_ATTEMPTS: u32 = 64;
 
-/// A transfer in flight.
 #[derive(Debug)]
 pub(super) struct ActiveTransfer {
     link: u32,
@@ -296,7 +295,6 @@ impl InitiatorRole {
         }
     }
 
-    /// A chunk completed a stage.
     pub(in crate::rail) fn stage_done(&mut self, io: &mut RailIo, chunk: u64, outcome: Result<()>) {
         if let Some(session) = self.probe_chunk_done(io, chunk, &outcome) {
             if self.closing_sessions.contains_key(&session) {
@@ -487,7 +485,6 @@ impl InitiatorRole {
         !self.unposted.is_empty()
     }
 
-    /// The session of a chunk in flight.
     pub(in crate::rail) fn session_of(&self, chunk: u64) -> Option<u64> {
         let transfer = self.in_flight.get(&chunk).map(|in_flight| in_flight.session);
         transfer.or_else(|| self.direct.session_of(chunk))

@@ -30,7 +30,6 @@ pub(in crate::rail) enum Look {
     Right,
     /// Some are wrong: look again, to tell how late they are.
     Again,
-    /// The finding.
     Failed(String),
 }
 

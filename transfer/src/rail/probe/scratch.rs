@@ -26,7 +26,6 @@ pub(in crate::rail) struct Scratch {
     // First, so that it is dropped first.
     region: MemoryRegion,
     memory: ScratchMemory,
-    /// When the last look began.
     began: Instant,
 }
 

@@ -30,7 +30,6 @@ const MAX_QUARANTINED: usize = 8;
 /// Kinds of memory whose probes passed, for each initiator. An honest one has few.
 const MAX_PASSED: usize = 64;
 
-/// A request for direct access.
 #[derive(Debug, Clone, Copy)]
 struct AccessRequest {
     request: u64,
@@ -176,7 +175,6 @@ impl TargetRole {
         Ok(wanted.probes || insists && !is_passed)
     }
 
-    /// Grants direct access.
     fn grant(&mut self, io: &mut RailIo, session: u64, wanted: AccessRequest) {
         let granted = self.wanted_region(io, session, wanted).and_then(|(region, end)| {
             let memory = match end {
@@ -232,7 +230,6 @@ impl TargetRole {
         Ok(())
     }
 
-    /// The probe of a session with this number.
     fn probe(&mut self, session: u64, number: u64) -> Option<&mut Probe> {
         self.probes.active.get_mut(&number).filter(|probe| probe.session == session)
     }
@@ -281,7 +278,6 @@ impl TargetRole {
         self.start_probes(io);
     }
 
-    /// The initiator has ended a probe.
     fn probe_abandoned(&mut self, io: &mut RailIo, session: u64, number: u64) {
         if self.probe(session, number).is_some() {
             self.quarantine_probe(number);
