@@ -25,9 +25,8 @@ const MAX_ALIGNMENT: usize = 256;
 ///     #[derive(Debug, PartialEq)]
 ///     pub struct Pose { pub x: f64, pub y: f64 }
 /// }
-/// # let directory = std::env::temp_dir().join(format!("fabricast-doc-typed-{}", std::process::id()));
-/// # let path = directory.clone();
-/// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
+/// # let directory = testkit::TempDir::new("fabricast-doc-typed");
+/// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
 /// let timeout = Duration::from_secs(5);
 /// let topic = node.topic_of::<Pose>("pose")?;
 /// let mut subscriber = topic.subscriber()?;
@@ -38,8 +37,6 @@ const MAX_ALIGNMENT: usize = 256;
 /// // A type of another name or size is refused.
 /// let refused = node.topic_of::<[f64; 2]>("pose").unwrap_err();
 /// assert!(refused.to_string().contains("Pose"), "{refused}");
-/// # drop((subscriber, publisher, topic, node));
-/// # std::fs::remove_dir_all(path)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
@@ -130,17 +127,14 @@ impl Topic {
     /// ```
     /// use std::time::Duration;
     /// use pubsub::{ErrorKind, Node, NodeOptions, TopicSettings};
-    /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-as-typed-{}", std::process::id()));
-    /// # let path = directory.clone();
-    /// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
+    /// # let directory = testkit::TempDir::new("fabricast-doc-as-typed");
+    /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
     /// let deep = TopicSettings { depth: 64, ..TopicSettings::default() };
     /// let made = node.topic_of_with::<[f32; 3]>("force", &deep)?;
     /// let topic = node.wait_for_topic("force", Duration::from_secs(5))?.typed::<[f32; 3]>()?;
     /// assert_eq!(topic.untyped().settings()?.depth, 64);
     /// let refused = topic.untyped().typed::<f64>().unwrap_err();
     /// assert_eq!(refused.kind(), ErrorKind::SettingsDiffer);
-    /// # drop((topic, made, node));
-    /// # std::fs::remove_dir_all(path)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

@@ -40,17 +40,14 @@ impl Publisher {
     /// ```
     /// use std::time::Duration;
     /// use pubsub::{ErrorKind, Node, NodeOptions, TopicSettings};
-    /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-waits-{}", std::process::id()));
-    /// # let path = directory.clone();
-    /// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
+    /// # let directory = testkit::TempDir::new("fabricast-doc-waits");
+    /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
     /// let topic = node.topic("frames", &TopicSettings::default())?;
     /// let publisher = topic.publisher()?;
     /// let error = publisher.wait_for_subscribers(1, Duration::from_millis(10)).unwrap_err();
     /// assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
     /// let subscriber = topic.subscriber()?;
     /// assert_eq!(publisher.wait_for_subscribers(1, Duration::from_secs(5))?, 1);
-    /// # drop((subscriber, publisher, topic, node));
-    /// # std::fs::remove_dir_all(path)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -84,9 +81,8 @@ impl Node {
     /// ```
     /// use std::time::Duration;
     /// use pubsub::{Node, NodeOptions, TopicSettings};
-    /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-subscribe-{}", std::process::id()));
-    /// # let path = directory.clone();
-    /// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
+    /// # let directory = testkit::TempDir::new("fabricast-doc-subscribe");
+    /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
     /// let timeout = Duration::from_secs(5);
     /// let other = node.clone(); // another process, as a rule
     /// let reader = std::thread::spawn(move || {
@@ -96,8 +92,6 @@ impl Node {
     /// publisher.wait_for_subscribers(1, timeout)?;
     /// publisher.push(b"hello", timeout)?;
     /// assert_eq!(reader.join().unwrap()?, b"hello");
-    /// # drop((publisher, node));
-    /// # std::fs::remove_dir_all(path)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -156,9 +150,8 @@ impl Subscriber {
     /// ```
     /// use std::time::Duration;
     /// use pubsub::{ErrorKind, Node, NodeOptions, TopicSettings};
-    /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-samples-{}", std::process::id()));
-    /// # let path = directory.clone();
-    /// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
+    /// # let directory = testkit::TempDir::new("fabricast-doc-samples");
+    /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
     /// # let topic = node.topic("lines", &TopicSettings::default())?;
     /// # let (mut subscriber, publisher) = (topic.subscriber()?, topic.publisher()?);
     /// let timeout = Duration::from_millis(50);
@@ -173,8 +166,6 @@ impl Subscriber {
     ///     }
     /// }
     /// assert_eq!(lines, [b"one", b"two"]);
-    /// # drop((subscriber, publisher, topic, node));
-    /// # std::fs::remove_dir_all(path)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn samples(&mut self, timeout: Duration) -> Samples<'_> {

@@ -39,7 +39,8 @@ pub use self::query::report;
 /// ```
 /// use std::time::Duration;
 /// use pubsub::{Node, NodeOptions, TopicSettings};
-/// # let directory = std::env::temp_dir().join(format!("fabricast-doc-node-{}", std::process::id()));
+/// # let parent = testkit::TempDir::new("fabricast-doc-node");
+/// # let directory = parent.join("node");
 /// let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
 /// let topic = node.topic("greetings", &TopicSettings::default())?;
 /// let mut subscriber = topic.subscriber()?;
@@ -48,9 +49,6 @@ pub use self::query::report;
 /// let timeout = Duration::from_secs(5);
 /// publisher.push(b"hello", timeout)?;
 /// assert_eq!(subscriber.pull(timeout)?.to_vec()?, b"hello");
-/// # let path = node.directory().to_owned();
-/// # drop((node, topic, subscriber, publisher));
-/// # std::fs::remove_dir_all(path).unwrap();
 /// # Ok::<(), pubsub::Error>(())
 /// ```
 #[derive(Debug, Clone)]

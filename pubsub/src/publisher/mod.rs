@@ -44,9 +44,8 @@ const LOAN_MEMORY: &str = "loan memory for topic";
 /// ```
 /// use std::time::Duration;
 /// use pubsub::{ErrorKind, Node, NodeOptions, TopicSettings};
-/// # let directory = std::env::temp_dir().join(format!("fabricast-doc-loans-{}", std::process::id()));
-/// # let path = directory.clone();
-/// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
+/// # let directory = testkit::TempDir::new("fabricast-doc-loans");
+/// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
 /// let topic = node.topic("frames", &TopicSettings { loans: 2, ..TopicSettings::default() })?;
 /// let (publisher, timeout) = (topic.publisher()?, Duration::from_secs(5));
 ///
@@ -55,8 +54,6 @@ const LOAN_MEMORY: &str = "loan memory for topic";
 /// assert_eq!(refused.kind(), ErrorKind::TooManyLoans);
 /// one.publish(timeout)?;
 /// assert!(publisher.loan(100, timeout).is_ok());
-/// # drop((other, publisher, topic, node));
-/// # std::fs::remove_dir_all(path)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///

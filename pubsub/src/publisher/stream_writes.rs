@@ -33,9 +33,8 @@ impl Loan {
     /// ```
     /// # use std::time::Duration;
     /// # use pubsub::{MemoryLocation, Node, NodeOptions, TopicSettings};
-    /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-publish-on-{}", std::process::id()));
-    /// # let path = directory.clone();
-    /// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
+    /// # let directory = testkit::TempDir::new("fabricast-doc-publish-on");
+    /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
     /// # let timeout = Duration::from_secs(10);
     /// let device = gpu::Device::open("emulated:0".parse()?)?;
     /// let memory = MemoryLocation::Device(device.name());
@@ -49,8 +48,6 @@ impl Loan {
     ///
     /// let sample = subscriber.pull(timeout)?; // waits until it is written
     /// assert_eq!(sample.to_vec()?, [7; 4096]);
-    /// # drop((sample, subscriber, publisher, topic, node));
-    /// # std::fs::remove_dir_all(path)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -196,9 +193,8 @@ impl Publisher {
     /// ```
     /// # use std::time::Duration;
     /// # use pubsub::{MemoryLocation, Node, NodeOptions, TopicSettings};
-    /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-push-on-{}", std::process::id()));
-    /// # let path = directory.clone();
-    /// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
+    /// # let directory = testkit::TempDir::new("fabricast-doc-push-on");
+    /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
     /// # let timeout = Duration::from_secs(10);
     /// let device = gpu::Device::open("emulated:0".parse()?)?;
     /// let memory = MemoryLocation::Device(device.name());
@@ -214,8 +210,6 @@ impl Publisher {
     /// consuming.copy(&result.whole(), sample.slice())?; // begins when it is
     /// consuming.synchronize(timeout)?;
     /// assert_eq!(sample.readiness()?, pubsub::Readiness::Ready);
-    /// # drop((sample, subscriber, publisher, topic, node));
-    /// # std::fs::remove_dir_all(path)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

@@ -22,13 +22,12 @@ impl ServiceProcess {
     ///
     /// ```
     /// use pubsub::{Node, NodeOptions, ServiceProcess};
-    /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-serves-{}", std::process::id()));
+    /// # let parent = testkit::TempDir::new("fabricast-doc-serves");
+    /// # let directory = parent.join("node");
     /// # let options = NodeOptions { directory: directory.clone(), ..NodeOptions::default() };
     /// let node = Node::join(options)?;
     /// let process = ServiceProcess::of(&directory)?.expect("a service");
     /// assert_eq!((process.number, process.is_stopped), (std::process::id(), false));
-    /// # drop(node);
-    /// # std::fs::remove_dir_all(directory).unwrap();
     /// # Ok::<(), pubsub::Error>(())
     /// ```
     ///

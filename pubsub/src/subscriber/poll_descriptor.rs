@@ -175,8 +175,8 @@ impl Subscriber {
     /// use std::time::Duration;
     /// use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     /// use pubsub::{Error, Node, NodeOptions, Subscriber, TopicSettings};
-    /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-poll-{}", std::process::id()));
-    /// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
+    /// # let directory = testkit::TempDir::new("fabricast-doc-poll");
+    /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
     /// let traffic = node.topic("traffic", &TopicSettings::default())?;
     /// let weather = node.topic("weather", &TopicSettings::default())?;
     /// let mut subscribers = [traffic.subscriber()?, weather.subscriber()?];
@@ -195,9 +195,6 @@ impl Subscriber {
     ///     }
     /// }
     /// assert_eq!(received, [("weather".to_owned(), b"rain".to_vec())]);
-    /// # let path = node.directory().to_owned();
-    /// # drop((node, traffic, weather, subscribers));
-    /// # std::fs::remove_dir_all(path).unwrap();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

@@ -149,9 +149,8 @@ impl Sample {
     /// ```
     /// # use std::time::Duration;
     /// # use pubsub::{MemoryLocation, Node, NodeOptions, TopicSettings};
-    /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-release-on-{}", std::process::id()));
-    /// # let path = directory.clone();
-    /// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
+    /// # let directory = testkit::TempDir::new("fabricast-doc-release-on");
+    /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
     /// # let timeout = Duration::from_secs(10);
     /// let device = gpu::Device::open("emulated:0".parse()?)?;
     /// let memory = MemoryLocation::Device(device.name());
@@ -164,8 +163,6 @@ impl Sample {
     /// let sample = subscriber.pull_on(&stream, timeout)?;
     /// stream.copy(&result.whole(), sample.slice())?;
     /// sample.release_on(&stream)?; // after the copy
-    /// # drop((subscriber, publisher, topic, node));
-    /// # std::fs::remove_dir_all(path)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
