@@ -1,9 +1,7 @@
 //! Limits of the memory of a node's messages.
 
-use gpu::Uuid;
-
 use crate::error::{Error, ErrorKind, Result};
-use crate::settings::{Reserve, SharedLocation, device_error};
+use crate::settings::{Reserve, SharedLocation};
 
 /// Limits of the messages of all topics of a node, by memory, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -63,17 +61,13 @@ impl Budgets {
     }
 
     pub(crate) fn of(&self, place: SharedLocation) -> Result<u64> {
-        let operation = "compute memory of topic";
-        match place {
-            SharedLocation::Host => self.of_host(),
-            SharedLocation::Device(bytes) => match self.device {
-                Some(bytes) => Ok(bytes),
-                None => {
-                    let device = gpu::Device::find(Uuid(bytes))
-                        .map_err(|cause| device_error(operation, cause))?;
-                    Ok(device.properties().total_memory / 2)
-                }
-            },
+        match (place, self.device) {
+            (SharedLocation::Host, _) => self.of_host(),
+            (SharedLocation::Device(_), Some(bytes)) => Ok(bytes),
+            (SharedLocation::Device(_), None) => {
+                let device = place.device("compute memory of topic")?;
+                Ok(device.properties().total_memory / 2)
+            }
         }
     }
 }

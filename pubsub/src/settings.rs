@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use gpu::{DeviceName, Uuid};
+use gpu::{Device, DeviceName, Uuid};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -16,6 +16,8 @@ use crate::type_name::TypeName;
 pub const MAX_TOPIC_NAME: usize = 200;
 /// Maximum length of a message's metadata in bytes.
 pub const MAX_METADATA: usize = 256;
+/// Host memory is also memory of an emulated device.
+const HOST_DEVICE: DeviceName = DeviceName::emulated(0);
 
 /// The memory of a topic's messages.
 ///
@@ -82,6 +84,22 @@ impl SharedLocation {
             _ => None,
         }
     }
+
+    pub(crate) fn of(place: MemoryLocation) -> Result<Self> {
+        let MemoryLocation::Device(name) = place else { return Ok(Self::Host) };
+        let opened = Device::open(name).map(|device| device.properties().uuid);
+        let Uuid(bytes) = opened.map_err(|cause| device_error("open device of topic", cause))?;
+        Ok(Self::Device(bytes))
+    }
+
+    /// The device of the memory, as this process sees it.
+    pub(crate) fn device(self, operation: &'static str) -> Result<Device> {
+        match self {
+            Self::Host => Device::open(HOST_DEVICE),
+            Self::Device(uuid) => Device::find(Uuid(uuid)),
+        }
+        .map_err(|cause| device_error(operation, cause))
+    }
 }
 
 impl fmt::Display for SharedLocation {
@@ -93,23 +111,8 @@ impl fmt::Display for SharedLocation {
     }
 }
 
-impl SharedLocation {
-    pub(crate) fn of(place: MemoryLocation) -> Result<Self> {
-        let operation = "open device of topic";
-        match place {
-            MemoryLocation::Host => Ok(Self::Host),
-            MemoryLocation::Device(name) => {
-                match gpu::Device::open(name).map(|device| device.properties().uuid) {
-                    Ok(Uuid(bytes)) => Ok(Self::Device(bytes)),
-                    Err(cause) => Err(device_error(operation, cause)),
-                }
-            }
-        }
-    }
-}
-
 /// Adds a likely cause: a driver does not report that it could not open a file.
-pub(crate) fn device_error(operation: &'static str, cause: gpu::Error) -> Error {
+fn device_error(operation: &'static str, cause: gpu::Error) -> Error {
     /// A driver opens about this many files.
     const OF_A_DRIVER: u64 = 256;
     let limit = ipc::DescriptorLimit::of_this_process();
@@ -135,6 +138,10 @@ pub enum Reliability {
     DropNewest,
 }
 
+impl Reliability {
+    pub(crate) const ALL: [Self; 3] = [Self::Reliable, Self::DropOldest, Self::DropNewest];
+}
+
 impl fmt::Display for Reliability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -149,15 +156,10 @@ impl FromStr for Reliability {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "reliable" => Ok(Self::Reliable),
-            "drop-oldest" => Ok(Self::DropOldest),
-            "drop-newest" => Ok(Self::DropNewest),
-            _ => {
-                let detail = format!("\"{text}\" is not reliable, drop-oldest or drop-newest");
-                Err(Error::new("parse reliability", ErrorKind::InvalidArgument, detail))
-            }
-        }
+        Self::ALL.into_iter().find(|one| one.to_string() == text).ok_or_else(|| {
+            let detail = format!("\"{text}\" is not reliable, drop-oldest or drop-newest");
+            Error::new("parse reliability", ErrorKind::InvalidArgument, detail)
+        })
     }
 }
 
@@ -227,7 +229,7 @@ impl Reserve {
     }
 
     /// Maximum size of this many messages.
-    fn bytes_of(messages: u64, largest: u64) -> u64 {
+    pub(crate) fn bytes_of(messages: u64, largest: u64) -> u64 {
         let each = largest.checked_next_multiple_of(Self::UNIT).unwrap_or(u64::MAX);
         messages.saturating_mul(each)
     }
@@ -318,11 +320,6 @@ impl SharedSettings {
         Reserve::of(messages, self.loans, publishers)
     }
 
-    /// Maximum size of this many messages, in bytes.
-    pub(crate) fn bytes_for(&self, messages: u64) -> u64 {
-        Reserve::bytes_of(messages, self.largest)
-    }
-
     pub(crate) fn release_deadline(&self) -> Duration {
         Duration::from_micros(self.release_microseconds)
     }
@@ -335,14 +332,9 @@ impl SharedSettings {
             ("depth", self.depth != other.depth),
             ("largest", self.largest != other.largest),
             ("release_deadline", self.release_microseconds != other.release_microseconds),
-            ("type", self.type_differs(other)),
+            ("type", self.type_name.zip(other.type_name).is_some_and(|(own, other)| own != other)),
         ];
         all.into_iter().filter_map(|(name, differs)| differs.then_some(name))
-    }
-
-    /// Returns true if both have a type, and not the same.
-    pub(crate) fn type_differs(&self, other: &Self) -> bool {
-        self.type_name.zip(other.type_name).is_some_and(|(own, other)| own != other)
     }
 
     /// Names of settings that differ within a node, memory location and loans included.
@@ -394,11 +386,8 @@ impl SharedSettings {
     pub(crate) fn to_local(self) -> Result<TopicSettings> {
         let memory = match self.place {
             SharedLocation::Host => MemoryLocation::Host,
-            SharedLocation::Device(bytes) => {
-                let operation = "find device of topic";
-                let device = gpu::Device::find(Uuid(bytes))
-                    .map_err(|cause| device_error(operation, cause))?;
-                MemoryLocation::Device(device.name())
+            SharedLocation::Device(_) => {
+                MemoryLocation::Device(self.place.device("find device of topic")?.name())
             }
         };
         Ok(TopicSettings {

@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use gpu::{Device, DeviceName, Slice, Stream, Uuid};
+use gpu::{Device, Slice, Stream, Uuid};
 use ipc::{
     Allocator, Block, BlockRange, Caller, Doorbell, Layout, MappedWords, Owner, Participant,
     Segment, Statistics, WordRange,
@@ -29,7 +29,7 @@ use threads::lock;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
-use crate::settings::{SharedLocation, device_error};
+use crate::settings::SharedLocation;
 
 use self::copies::Copies;
 use self::stream_order::Streams;
@@ -50,8 +50,6 @@ pub(crate) use self::stream_order::{
 };
 
 pub(crate) const LAYOUT: Layout = Layout::new("fabricast pool", 5);
-/// Host memory is also memory of an emulated device.
-const HOST_DEVICE: DeviceName = DeviceName::emulated(0);
 /// A process requests memory again only after this time, if none was added.
 const GROWTH_RETRY: Duration = Duration::from_secs(1);
 
@@ -92,17 +90,6 @@ impl fmt::Display for PoolId {
             SharedLocation::Host => write!(f, "{direction} messages on the host"),
             SharedLocation::Device(uuid) => write!(f, "{direction} messages on {}", Uuid(uuid)),
         }
-    }
-}
-
-impl SharedLocation {
-    /// The device of the memory, as this process sees it.
-    pub(crate) fn device(self) -> Result<Device> {
-        match self {
-            Self::Host => Device::open(HOST_DEVICE),
-            Self::Device(uuid) => Device::find(Uuid(uuid)),
-        }
-        .map_err(|cause| device_error("find device of pool", cause))
     }
 }
 
@@ -202,7 +189,7 @@ impl Pool {
 
     #[cold]
     fn create_mapping(&self) -> Result<&Mapping> {
-        let device = self.id.place.device()?;
+        let device = self.id.place.device("find device of pool")?;
         let memory = device.importer(self.limit).during("reserve addresses of pool").on(self.id)?;
         Ok(self.mapping.get_or_init(|| Mapping { device, memory }))
     }

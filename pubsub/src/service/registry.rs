@@ -249,7 +249,7 @@ impl Registry {
         let others = self.topics().filter(|other| other.settings().place == settings.place);
         let reserves = others.map(|it| it.settings().reserves(it.reserved_publishers()));
         let taken = reserves.fold(Reserve::default(), Reserve::and);
-        let bytes = settings.bytes_for(requested);
+        let bytes = Reserve::bytes_of(requested, settings.largest);
         let refuse = |detail| Err(Error::new(operation, ErrorKind::OverBudget, detail));
         if taken.bytes.saturating_add(bytes) > budget {
             return refuse(format!(

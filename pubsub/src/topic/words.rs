@@ -99,9 +99,8 @@ impl<W: Words + Clone> TopicWords<W> {
         let place = [layout::PLACE, layout::UUID, layout::UUID + 1].map(word);
         let place = SharedLocation::from_words(place);
         let place = place.ok_or_else(|| malformed("unknown memory location"))?;
-        let kinds = [Reliability::Reliable, Reliability::DropOldest, Reliability::DropNewest];
         let reliability = word(layout::RELIABILITY);
-        let reliability = kinds.into_iter().find(|kind| *kind as u64 == reliability);
+        let reliability = Reliability::ALL.into_iter().find(|kind| *kind as u64 == reliability);
         let number_in = |at, most: u32| {
             u32::try_from(word(at)).ok().filter(|number| (1..=most).contains(number))
         };
