@@ -69,23 +69,14 @@ impl TryFrom<String> for RingPath {
 
     fn try_from(text: String) -> Result<Self, &'static str> {
         let parse = || {
-            let (is_direct, text) = match text.strip_prefix(DIRECT) {
-                Some(rest) => (true, rest),
-                None => (false, &*text),
-            };
-            let (ring, provider) = text.split_once(" over ")?;
+            let direct = text.strip_prefix(DIRECT);
+            let (ring, provider) = direct.unwrap_or(&text).split_once(" over ")?;
             let lanes = match ring.strip_prefix("ring of ") {
-                Some(text) => {
-                    let lanes: usize = text.strip_suffix(" lanes")?.parse().ok()?;
-                    if lanes == 0 {
-                        return None;
-                    }
-                    lanes
-                }
-                None if ring == "ring" => 1,
-                None => return None,
+                Some(text) => text.strip_suffix(" lanes")?.parse().ok()?,
+                None => usize::from(ring == "ring"),
             };
-            Some(Self { provider: provider.to_owned(), lanes, is_direct })
+            let (provider, is_direct) = (provider.to_owned(), direct.is_some());
+            (lanes > 0).then_some(Self { provider, lanes, is_direct })
         };
         parse().ok_or("not the path of a ring")
     }

@@ -114,7 +114,7 @@ impl Node {
         use ErrorKind as Kind;
         let topic = poll_until(deadline, || {
             let left = deadline.saturating_duration_since(Instant::now()).max(MIN_ANSWER_TIME);
-            match self.open_within(name, answer_timeout_limit.min(left)) {
+            match self.open_topic(name, None, answer_timeout_limit.min(left)) {
                 Ok(topic) => Ok(Some(topic)),
                 // Another service may be about to take over.
                 Err(error) if matches!(error.kind(), Kind::NotFound | Kind::DeadlineExceeded) => {

@@ -139,7 +139,7 @@ fn closing_the_node_wakes_waiting_threads() {
     std::thread::scope(|scope| {
         let answer = scope.spawn(|| {
             let open = |request| Request::Open { request, name: "it".into(), settings: None };
-            shared.call("test", open).is_ok()
+            shared.call("test", TEST_TIMEOUT, open).is_ok()
         });
         let request = loop {
             if let Some(Request::Open { request, .. }) = shared.requests().pop_front() {
@@ -173,7 +173,7 @@ fn blocked_topics_are_reported_periodically() {
     let made = Topic::create(5, "it", &settings).unwrap();
     let report_request = |number| Request::Report { request: number };
     let topic = std::thread::scope(|scope| {
-        let answer = scope.spawn(|| shared.call("open topic", report_request));
+        let answer = scope.spawn(|| shared.call("open topic", TEST_TIMEOUT, report_request));
         while shared.requests().is_empty() {
             std::thread::yield_now();
         }
@@ -248,7 +248,7 @@ fn call_within_ends_at_its_timeout() {
     let shared = member(&directory);
     let start = Instant::now();
     let report_request = |number| Request::Report { request: number };
-    let answer = shared.call_within("test", Duration::from_millis(100), report_request);
+    let answer = shared.call("test", Duration::from_millis(100), report_request);
     assert_eq!(answer.map(drop).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
     assert!(start.elapsed() < shared.options.service_timeout / 2, "{:?}", start.elapsed());
     std::fs::remove_dir_all(directory).unwrap();

@@ -235,15 +235,6 @@ impl MembershipState {
     pub(super) fn call(
         &self,
         operation: &'static str,
-        request: impl FnOnce(u64) -> Request,
-    ) -> Result<Answer> {
-        self.call_within(operation, self.options.service_timeout, request)
-    }
-
-    /// Like [`call`](Self::call), with a timeout of its own.
-    pub(super) fn call_within(
-        &self,
-        operation: &'static str,
         timeout: Duration,
         request: impl FnOnce(u64) -> Request,
     ) -> Result<Answer> {
@@ -294,9 +285,16 @@ impl MembershipState {
 
     /// The service sends a piece of a pool.
     pub(super) fn on_piece(&self, id: PoolId, number: usize, piece: Piece) {
-        self.use_pool(id, |pool| pool.adopt_piece(number, piece));
+        let pool = lock(&self.state).pools.get(&id).cloned();
+        let adopted = pool.map_or(Ok(()), |pool| pool.adopt_piece(number, piece));
+        let mut state = lock(&self.state);
+        if let Err(error) = adopted {
+            tracing::error!(%error, "a piece of a pool is unusable");
+            state.pools.remove(&id);
+            state.unusable_pools.insert(id, error.to_string());
+        }
         // Readers may already have seen messages in it.
-        for used in lock(&self.state).topics.values() {
+        for used in state.topics.values() {
             if used.topic.settings().place == id.place {
                 used.topic.local().messages().ring();
             }
@@ -309,16 +307,6 @@ impl MembershipState {
         let Some(pool) = lock(&self.state).pools.get(&id).cloned() else { return };
         if let Err(error) = pool.map_admitted_pieces() {
             tracing::warn!(%error, "mapping a piece of a pool failed; retrying");
-        }
-    }
-
-    fn use_pool(&self, id: PoolId, how: impl FnOnce(&Pool) -> Result<()>) {
-        let Some(pool) = lock(&self.state).pools.get(&id).cloned() else { return };
-        if let Err(error) = how(&pool) {
-            tracing::error!(%error, "a piece of a pool is unusable");
-            let mut state = lock(&self.state);
-            state.pools.remove(&id);
-            state.unusable_pools.insert(id, error.to_string());
         }
     }
 
@@ -473,7 +461,7 @@ impl ServiceClient for Membership {
     fn admit(&self, number: u32, publisher: u64) -> Result<()> {
         let operation = "create publisher of topic";
         let request = |request| Request::AdmitPublisher { request, number, publisher };
-        match self.shared.call(operation, request)? {
+        match self.shared.call(operation, self.shared.options.service_timeout, request)? {
             Answer::Admitted => Ok(()),
             _ => Err(unexpected_answer(operation)),
         }

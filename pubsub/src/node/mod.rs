@@ -276,7 +276,7 @@ impl Node {
     /// [`NoDevice`](ErrorKind::NoDevice) if it uses memory of a device that this process does not
     /// see.
     pub fn open(&self, name: &str) -> Result<Topic> {
-        self.open_within(name, self.answer_timeout())
+        self.open_topic(name, None, self.answer_timeout())
     }
 
     pub(crate) fn interruption(&self) -> Interruption {
@@ -288,12 +288,9 @@ impl Node {
         self.membership.shared.options.service_timeout
     }
 
-    /// Like [`open`](Self::open), with a timeout of its own for the answer.
-    pub(crate) fn open_within(&self, name: &str, timeout: Duration) -> Result<Topic> {
-        self.open_topic(name, None, timeout)
-    }
-
-    fn open_topic(
+    /// Like [`open`](Self::open), with a timeout of its own for the answer, or creates it with
+    /// these settings.
+    pub(crate) fn open_topic(
         &self,
         name: &str,
         settings: Option<SharedSettings>,
@@ -302,7 +299,7 @@ impl Node {
         let operation = "open topic";
         self.context.check(operation)?;
         let request = |request| Request::Open { request, name: name.into(), settings };
-        let answer = self.membership.shared.call_within(operation, timeout, request);
+        let answer = self.membership.shared.call(operation, timeout, request);
         match answer.on(name)? {
             Answer::Topic { topic, local, inbound } => {
                 Ok(Topic { context: TopicContext::new(&self.context, topic, local, inbound) })
@@ -319,7 +316,8 @@ impl Node {
     pub fn report(&self) -> Result<Vec<Row>> {
         let operation = "report on node";
         self.context.check(operation)?;
-        match self.membership.shared.call(operation, |request| Request::Report { request })? {
+        let request = |request| Request::Report { request };
+        match self.membership.shared.call(operation, self.answer_timeout(), request)? {
             Answer::Rows(rows) => Ok(rows),
             _ => Err(unexpected_answer(operation)),
         }

@@ -57,39 +57,37 @@ impl Pieces {
         recorded_name: Option<u64>,
     ) -> PieceStored {
         let is_right = recorded_name.is_none_or(|name| name == piece.name);
-        match self.all.get(number) {
-            Some(known) if known.name == piece.name => PieceStored::Stored,
-            Some(_) if recorded_name.is_some() && is_right && number >= self.mapped => {
-                self.all.truncate(number);
-                self.all.push(piece);
-                PieceStored::Replaced
-            }
-            None if is_right && number == self.all.len() && number < super::MAX_PIECES => {
-                self.all.push(piece);
-                PieceStored::Stored
-            }
-            _ => PieceStored::Rejected,
-        }
+        self.store(number, piece, is_right, is_right && recorded_name.is_some())
     }
 
     /// Stores a piece in place of earlier pieces with its number, or a higher one.
     pub(super) fn adopt(&mut self, number: usize, piece: Piece) -> Result<()> {
-        match self.all.get(number) {
-            Some(known) if known.name == piece.name => return Ok(()),
-            Some(_) if number >= self.mapped => self.all.truncate(number),
-            None if number == self.all.len() && number < super::MAX_PIECES => {}
-            _ => {
-                let detail = format!(
-                    "piece {number} out of range: {} are known and {} in use",
-                    self.all.len(),
-                    self.mapped
-                );
-                let kind = ErrorKind::InvalidArgument;
-                return Err(Error::new("store piece of pool", kind, detail));
-            }
+        if self.store(number, piece, true, true) != PieceStored::Rejected {
+            return Ok(());
         }
+        let (known, mapped) = (self.all.len(), self.mapped);
+        let detail = format!("piece {number} out of range: {known} are known and {mapped} in use");
+        Err(Error::new("store piece of pool", ErrorKind::InvalidArgument, detail))
+    }
+
+    fn store(
+        &mut self,
+        number: usize,
+        piece: Piece,
+        may_append: bool,
+        may_replace: bool,
+    ) -> PieceStored {
+        let stored = match self.all.get(number) {
+            Some(known) if known.name == piece.name => return PieceStored::Stored,
+            Some(_) if may_replace && number >= self.mapped => PieceStored::Replaced,
+            None if may_append && number == self.all.len() && number < super::MAX_PIECES => {
+                PieceStored::Stored
+            }
+            _ => return PieceStored::Rejected,
+        };
+        self.all.truncate(number);
         self.all.push(piece);
-        Ok(())
+        stored
     }
 
     /// The next piece to map, if the control segment names it.

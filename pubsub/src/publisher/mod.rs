@@ -1,6 +1,5 @@
 //! Publishers.
 
-mod counters;
 mod loan;
 mod loan_permits;
 mod stream_writes;
@@ -13,7 +12,6 @@ use gpu::Slice;
 use ipc::{AllocatorError, Block, BlockRange, Owner, QueueError, WaitStrategy};
 use threads::lock;
 
-pub use self::counters::PublisherCounters;
 pub use self::loan::{Attempt, Sent};
 use self::wait_span::WaitSpan;
 use crate::clock;
@@ -87,6 +85,26 @@ pub struct Loan {
     is_stream_ordered: bool,
 }
 
+/// Counters of a publisher since it was created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct PublisherCounters {
+    /// Messages that it published, with or without subscribers.
+    pub messages: u64,
+    /// Bytes of these messages.
+    pub bytes: u64,
+    /// Messages that were dropped for lack of room.
+    pub dropped: u64,
+    /// On a reliable topic, messages of this publisher that another subscribed node is not known to
+    /// have when it was [dropped](crate::NetworkOptions::lost_after), counted for each such node.
+    /// Messages that [`flush`](Publisher::flush) waited for until then are included when it
+    /// returns.
+    pub missed_by_nodes: u64,
+    /// Subscribers on this node that were evicted since this publisher was created: they held
+    /// messages that blocked publishers. They missed their unread messages.
+    pub evicted: u64,
+}
+
 /// A publisher's slot in its topic, and its state; its loans hold it, too.
 #[derive(Debug)]
 struct PublisherState {
@@ -125,33 +143,26 @@ impl PublisherState {
         Err(Error::new(operation, ErrorKind::Closed, detail).on(self.context.topic.name()))
     }
 
-    /// Allocates a block for a message.
-    #[inline]
-    fn allocate(&self, length: u64) -> std::result::Result<(Block, BlockRange), AllocatorError> {
-        let node = &self.context.node;
-        let control = self.context.local.control();
-        control.allocate(&node.short_caller(), Owner::participant(node.me), length)
-    }
-
     /// Allocates a block for a message; None if that is not possible now, and more memory was
     /// requested.
     #[inline]
     fn borrow_now(&self, length: u64) -> Result<Option<(Block, BlockRange)>> {
-        let pool = &self.context.local;
+        let TopicContext { node, local: pool, .. } = &self.context;
         // Before the attempt: a request must not add a second piece to one that arrives meanwhile.
         let admitted = pool.admitted();
-        match self.allocate(length) {
+        let (caller, owner) = (node.short_caller(), Owner::participant(node.me));
+        match pool.control().allocate(&caller, owner, length) {
             Ok(found) => Ok(Some(found)),
             // More memory would not add blocks; and a stopped process may hold the lock.
             Err(AllocatorError::OutOfBlocks { .. } | AllocatorError::LockTimeout(_)) => Ok(None),
             Err(AllocatorError::OutOfMemory { .. }) => {
                 if let Some(request) = pool.growth_request(admitted, length.max(1)) {
-                    self.context.node.service.request_growth(request);
+                    node.service.request_growth(request);
                 }
                 self.slot().backpressure().refused();
                 self.context.publisher_blocked();
                 // For the next attempt.
-                pool.free_completed(&self.context.node.short_caller());
+                pool.free_completed(&caller);
                 Ok(None)
             }
             Err(cause) => Err(cause.during(LOAN_MEMORY).on(self.context.topic.name())),

@@ -8,7 +8,6 @@
 mod connection;
 pub(crate) mod election;
 mod leftovers;
-mod piece_size;
 mod process;
 pub(crate) mod protocol;
 mod registry;

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use ipc::{Caller, Participant};
 
-use super::piece_size;
 use crate::budgets::Budgets;
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
@@ -21,6 +20,9 @@ use crate::topic::Topic;
 /// Blocks of a pool, free ones included. Unused parts of such a large control segment take no
 /// memory.
 const MAX_BLOCKS: u32 = 1 << 19;
+/// Range of the size of a new piece, which doubles its pool; a message may need a larger one.
+const MIN_PIECE: u64 = 4 << 20;
+const MAX_PIECE: u64 = 1 << 30;
 
 /// A topic and its users.
 #[derive(Debug)]
@@ -53,6 +55,13 @@ fn pools_of(place: SharedLocation) -> [PoolId; 2] {
 /// The number of messages that always fit into a pool, in spite of fragmentation.
 fn block_capacity(max_blocks: u32) -> u64 {
     (u64::from(max_blocks) / 2).saturating_sub(MAX_PIECES as u64)
+}
+
+/// The size of the next piece of a pool that needs so many bytes: it doubles the pool, so that many
+/// loans need few pieces, unless the pool would exceed its limit.
+fn next_piece_size(pool: &Pool, bytes: u64) -> u64 {
+    let generous = pool.length().clamp(MIN_PIECE, MAX_PIECE).max(bytes);
+    if pool.may_grow(generous) { generous } else { bytes }
 }
 
 impl Registry {
@@ -390,7 +399,7 @@ impl Registry {
             let detail = "a piece of the pool is held by processes that have not rejoined";
             return Err(Error::new("grow pool", ErrorKind::NotFound, detail).on(id));
         }
-        let length = piece_size::of_next(pool, bytes);
+        let length = next_piece_size(pool, bytes);
         let stored = pool.store_piece(held, pool.make_piece(length)?);
         Ok((stored != PieceStored::Rejected).then_some(held))
     }

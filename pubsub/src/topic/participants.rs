@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Acquire;
 use ipc::{Participant, SubscriptionId, Words};
 
 use super::TopicWords;
-use super::layout::DROPS;
+use super::layout::{DROPS, SERIAL};
 use super::publishers::{self, Published};
 use super::subscribers::SubscriberSlot;
 use super::{PublisherInfo, SubscriberInfo};
@@ -40,7 +40,7 @@ impl<W: Words + Clone> TopicWords<W> {
     /// The last sequences of all publishers of this node.
     pub(crate) fn published(&self) -> Published {
         // First: a publisher that is created in the meantime is a later one.
-        let serial = publishers::last_serial(self.words());
+        let serial = self.words().load(SERIAL, Acquire);
         let publishers = self.publishers().iter().map(|seen| (seen.id, seen.sequence)).collect();
         Published { serial, publishers }
     }

@@ -47,11 +47,6 @@ impl Published {
     }
 }
 
-/// The serial of the last publisher.
-pub(super) fn last_serial<W: Words>(words: &W) -> u64 {
-    words.load(SERIAL, Acquire)
-}
-
 /// The slots of all publishers.
 pub(super) fn slots<W: Words>(words: &W) -> impl Iterator<Item = PublisherSlot<'_, W>> {
     (0..PUBLISHER_SLOTS).map(|index| PublisherSlot { words, index })

@@ -61,13 +61,6 @@ impl Takeover {
         }
     }
 
-    /// Dead members do not rejoin.
-    fn remove_dead(&mut self, is_dead: impl Fn(Participant) -> bool) {
-        if let Some(awaited) = &mut self.awaited {
-            awaited.retain(|participant| !is_dead(*participant));
-        }
-    }
-
     /// Some if the takeover is over: true with a node segment, false without.
     fn outcome(&self, now: Instant) -> Option<bool> {
         let waited = now.saturating_duration_since(self.since);
@@ -82,9 +75,9 @@ impl Service {
     /// Checks whether all members have rejoined.
     pub(super) fn advance_takeover(&mut self) {
         let Some(takeover) = &mut self.takeover else { return };
-        if let Some(served_node) = &self.served_node {
-            // Other processes may have marked members as dead.
-            takeover.remove_dead(|participant| served_node.participants.is_dead(Some(participant)));
+        if let (Some(served_node), Some(awaited)) = (&self.served_node, &mut takeover.awaited) {
+            // Dead members do not rejoin. Other processes may have marked them.
+            awaited.retain(|participant| !served_node.participants.is_dead(Some(*participant)));
         }
         let outcome = takeover.outcome(Instant::now());
         let created = match (outcome, &self.served_node) {
