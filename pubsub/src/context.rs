@@ -42,14 +42,12 @@ pub(crate) trait ServiceClient: Send + Sync + Debug {
 /// Returns true once it is done. It waits for a lock no longer than the caller allows.
 pub(crate) type Retry = Box<dyn FnMut(&Caller<'_>) -> bool + Send>;
 
-/// A process in its node.
 #[derive(Debug)]
 pub(crate) struct NodeContext {
     pub(crate) me: Participant,
     pub(crate) participants: Arc<ParticipantTable<MappedWords>>,
     pub(crate) service: Arc<dyn ServiceClient>,
     pub(crate) fork_generation: ForkGeneration,
-    /// Rung after a publish on a replicated topic.
     pub(crate) publish_doorbell: Arc<PublishDoorbell>,
     /// Default wait strategy of this node.
     pub(crate) waiting: WaitStrategy,

@@ -28,10 +28,8 @@ impl<T, E: During> During for std::result::Result<T, E> {
 
 /// A result whose error gets a subject.
 pub(crate) trait On {
-    /// Names the error's object, like [`Error::on`].
     fn on(self, name: impl fmt::Display) -> Self;
 
-    /// Names the error's place, like [`Error::at`].
     fn at(self, subject: impl fmt::Display) -> Self;
 }
 

@@ -76,7 +76,6 @@ pub(crate) fn bytes_to_words(bytes: &[u8]) -> impl Iterator<Item = u64> {
     })
 }
 
-/// An identity as words.
 pub(crate) fn id_to_words(id: &[u8; 16]) -> [u64; 2] {
     let number = u128::from_le_bytes(*id);
     [number as u64, (number >> 64) as u64]

@@ -9,7 +9,6 @@ use std::time::Instant;
 
 use ipc::{Doorbell, LocalWords, WaitStrategy};
 
-/// Holder of a loan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Borrower {
     /// A caller, which alone decides when it returns the loan.
@@ -44,12 +43,10 @@ const CALLER_MASK: u64 = (1 << TRANSIENT_SHIFT) - 1;
 /// A thread waits for a permit.
 const HAS_WAITERS: u64 = 1 << 63;
 
-/// The loans of one publisher.
 #[derive(Debug)]
 pub(crate) struct LoanLimit {
     allowed: u64,
     count: AtomicU64,
-    /// Wakes waiting threads.
     bell: Doorbell<LocalWords>,
 }
 
@@ -84,7 +81,6 @@ impl LoanLimit {
         self.allowed
     }
 
-    /// Takes one permit, if one is available.
     #[inline]
     pub(crate) fn take(&self, borrower: Borrower) -> Result<LoanPermit<'_>, NoPermit> {
         let more = |count: u64| {
@@ -118,7 +114,6 @@ impl LoanLimit {
         self.count.fetch_add(more, AcqRel);
     }
 
-    /// Returns one loan.
     #[inline]
     pub(crate) fn give_back(&self, borrower: Borrower) {
         let before = self.count.fetch_sub(borrower.one(), AcqRel);

@@ -16,7 +16,6 @@ pub(crate) const LAYOUT: Layout = Layout::new("node segment", 4);
 const IDENTITY: usize = ParticipantTable::<MappedWords>::WORDS;
 const TOPIC_COUNT: usize = IDENTITY + 2;
 const SERVICE_COUNT: usize = IDENTITY + 3;
-/// The doorbell that wakes replication.
 const PUBLISH_DOORBELL: usize = IDENTITY + 8;
 /// For each slot, the number of the participant that became a member.
 const MEMBERS: usize = PUBLISH_DOORBELL + PublishDoorbell::WORDS;
@@ -27,7 +26,6 @@ const NETWORK: usize = MEMBERS + Participant::SLOTS as usize;
 const NETWORK_SLOT_WORDS: usize = 1 + MAX_NETWORK_BYTES / size_of::<u64>();
 const WORDS: usize = NETWORK + 1 + 2 * NETWORK_SLOT_WORDS;
 
-/// Maximum length of the stored network options.
 pub(crate) const MAX_NETWORK_BYTES: usize = 16 << 10;
 
 /// Rung after a publish on a replicated topic.
@@ -43,7 +41,6 @@ pub(crate) struct NodeSegment {
 }
 
 impl NodeSegment {
-    /// The segment of a new node.
     pub(crate) fn create(identity: NodeId) -> Result<Self> {
         let segment = Segment::create(LAYOUT, WORDS * size_of::<u64>())
             .map_err(|error| Error::of("create segment of node", error))?;
@@ -75,12 +72,10 @@ impl NodeSegment {
         Ok(Self { segment, words, participants, publish_doorbell })
     }
 
-    /// The participant table.
     pub(crate) fn participants(&self) -> &Arc<ParticipantTable<MappedWords>> {
         &self.participants
     }
 
-    /// Rung after a publish on a replicated topic.
     pub(crate) fn publish_doorbell(&self) -> &Arc<PublishDoorbell> {
         &self.publish_doorbell
     }

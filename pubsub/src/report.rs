@@ -8,7 +8,6 @@ use crate::error::ErrorKind;
 use crate::settings::Reserve;
 use crate::text;
 
-/// The text of [`ReportedSubscriber::Replication`].
 const REPLICATION: &str = "replication";
 
 /// The participant of a subscriber; as text the participant, or `replication`.
@@ -314,7 +313,6 @@ impl Row {
     /// incompatible providers.
     pub const PROVIDER: &'static str = "provider";
 
-    /// Maximum length of a reason in bytes.
     const MAX_REASON: usize = 1000;
 
     /// With the reason shortened for a report.
@@ -322,7 +320,6 @@ impl Row {
         Self::ReplicationError { kind, why: Self::shortened(why) }
     }
 
-    /// Shortens a reason for a report.
     pub(crate) fn shortened(why: &str) -> String {
         text::shortened(why, Self::MAX_REASON).to_owned()
     }

@@ -66,7 +66,6 @@ pub(crate) enum SharedLocation {
 }
 
 impl SharedLocation {
-    /// Encodes the location as words for shared memory.
     pub(crate) fn words(self) -> [u64; 3] {
         match self {
             Self::Host => [1, 0, 0],
@@ -228,13 +227,11 @@ impl Reserve {
         Self { blocks, bytes: Self::bytes_of(blocks, largest) }
     }
 
-    /// Maximum size of this many messages.
     pub(crate) fn bytes_of(messages: u64, largest: u64) -> u64 {
         let each = largest.checked_next_multiple_of(Self::UNIT).unwrap_or(u64::MAX);
         messages.saturating_mul(each)
     }
 
-    /// The sum of both.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             blocks: self.blocks.saturating_add(other.blocks),
@@ -360,7 +357,6 @@ impl SharedSettings {
         self.type_name.map_or_else(String::new, |name| format!(", values of type {name}"))
     }
 
-    /// Rejects invalid settings.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
         let refuse = |detail| Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
         if self.depth == 0 || self.depth > TopicSettings::MAX_DEPTH {

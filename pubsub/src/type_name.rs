@@ -40,7 +40,6 @@ impl TypeName {
         str::from_utf8(&self.bytes[..usize::from(self.length)]).unwrap_or_default()
     }
 
-    /// Encodes the name as words for shared memory, with the length.
     pub(crate) fn words(&self) -> (u64, [u64; Self::WORDS]) {
         let mut words = bytes_to_words(&self.bytes);
         (self.length.into(), std::array::from_fn(|_| words.next().unwrap_or_default()))

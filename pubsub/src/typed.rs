@@ -161,7 +161,6 @@ impl Topic {
     }
 }
 
-/// The type name of a topic's values.
 fn name_of<T: Plain>(topic: &str) -> Result<TypeName> {
     T::type_name().parse().map_err(|error: Error| {
         let detail = format!("{}. Plain::type_name can give another name", error.detail());

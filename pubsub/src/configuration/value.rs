@@ -57,7 +57,6 @@ pub(super) fn name(text: &str) -> Read<String> {
     }
 }
 
-/// An address of another node.
 pub(super) fn address(text: &str) -> Read<String> {
     match peers::is_address(text) {
         true => without_control(text),
@@ -65,7 +64,6 @@ pub(super) fn address(text: &str) -> Read<String> {
     }
 }
 
-/// Addresses, separated by commas.
 pub(super) fn addresses(text: &str) -> Read<Vec<String>> {
     let element = |one: &str| match one.trim() {
         "" => Err("an element of the list is empty".to_owned()),
@@ -90,7 +88,6 @@ pub(super) fn service(text: &str) -> Read<ServiceMode> {
     }
 }
 
-/// A number from 1 to a maximum.
 pub(super) fn count(text: &str, most: u32) -> Read<u32> {
     // `parse` accepts "+5".
     let number = text.parse().ok().filter(|_| !text.starts_with('+'));

@@ -120,7 +120,6 @@ impl LocalService {
         Ok(priority_lock.is_some())
     }
 
-    /// Gives up priority.
     pub(super) fn release_priority(&self) {
         let mut priority_lock = lock(&self.priority_lock);
         self.has_priority.store(false, Ordering::Release);
@@ -137,14 +136,12 @@ impl LocalService {
         !is_over
     }
 
-    /// Drops a service that has ended.
     fn drop_ended(&self, service: &mut Option<ServiceThread>) {
         if service.take().is_some_and(ServiceThread::has_failed) {
             self.back_off("its service failed");
         }
     }
 
-    /// Ends the service, if there is one.
     pub(super) fn end(&self) {
         // First: no other process leaves a free leader lock to this one any more.
         self.release_priority();
@@ -175,7 +172,6 @@ pub(super) struct ServiceConnector<'a> {
     end: &'a dyn Fn() -> Instant,
     /// Starts a service if there is none and the options allow it.
     serves: &'a dyn Fn() -> bool,
-    /// Since when the leader lock has been free.
     leaderless_since: Cell<Option<Instant>>,
 }
 

@@ -31,9 +31,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause before a process without free descriptors rejoins. Pauses double, and start
 /// short again once a connection lasted that long.
 const MAX_DESCRIPTOR_BACKOFF: Duration = Duration::from_secs(5);
-/// The longest sleep.
 const MAX_SLEEP: Duration = Duration::from_secs(5);
-/// How often blocked topics are reported to the service.
 const BLOCKED_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// Between two polls of streams that hold or write messages.
 const STREAM_POLL_INTERVAL: Duration = Duration::from_millis(2);
@@ -64,12 +62,9 @@ enum Next {
     Ended,
 }
 
-/// Requests that this service has been sent.
 #[derive(Default)]
 struct SentRequests {
-    /// The request to leave.
     leave_sent: bool,
-    /// When the takeover was requested.
     take_over_requested_at: Option<Instant>,
 }
 
@@ -293,7 +288,6 @@ fn handle_lost_descriptors(shared: &MembershipState, error: ChannelError) -> boo
     true
 }
 
-/// Handles a message of the service.
 fn handle_notice(shared: &MembershipState, channel: &Channel, message: Message) -> Result<Next> {
     let operation = "read message from service of node";
     let Message { bytes, descriptors } = message;

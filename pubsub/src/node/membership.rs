@@ -25,29 +25,24 @@ use crate::service::protocol::Request;
 use crate::topic::Topic;
 use crate::wake::WakeFd;
 
-/// The answer to a request.
 pub(super) enum Answer {
     Topic { topic: Arc<Topic>, local: Arc<Pool>, inbound: Arc<Pool> },
     Rows(Vec<Row>),
     Admitted,
 }
 
-/// The service answered with the wrong kind of message.
 pub(super) fn unexpected_answer(operation: &'static str) -> Error {
     Error::new(operation, ErrorKind::Malformed, "unexpected answer")
 }
 
-/// A request without an answer so far.
 struct PendingRequest {
     request: Request,
     answer: Sender<Result<Answer>>,
     rows: Vec<Row>,
 }
 
-/// A topic that this process uses.
 struct OpenTopic {
     topic: Arc<Topic>,
-    /// How many handles use it.
     handles: usize,
     /// How often the service sent it. The service releases the topic for this process once all of
     /// them are closed.
@@ -107,7 +102,6 @@ impl MembershipState {
         self.has_left.store(true, Ordering::Release);
     }
 
-    /// Returns true if the node has any other member.
     pub(super) fn has_other_members(&self) -> bool {
         let living = self.participants().living_participants();
         living.into_iter().any(|it| it != self.me && self.node_segment.is_member(it))
@@ -167,7 +161,6 @@ impl MembershipState {
         pools.iter().all(|pool| pool.drain_streams(&caller, deadline))
     }
 
-    /// This process needs the node no more.
     pub(super) fn begin_leave(&self) {
         let _ = self.leaving_since.set(Instant::now());
         self.bell.ring();
@@ -231,7 +224,6 @@ impl MembershipState {
         }
     }
 
-    /// Calls the service, and waits for the answer.
     pub(super) fn call(
         &self,
         operation: &'static str,
@@ -283,7 +275,6 @@ impl MembershipState {
         state.unusable_pools.insert(id, reason);
     }
 
-    /// The service sends a piece of a pool.
     pub(super) fn on_piece(&self, id: PoolId, number: usize, piece: Piece) {
         let pool = lock(&self.state).pools.get(&id).cloned();
         let adopted = pool.map_or(Ok(()), |pool| pool.adopt_piece(number, piece));
@@ -324,7 +315,6 @@ impl MembershipState {
         }
     }
 
-    /// The service grants a requested topic.
     pub(super) fn on_topic(&self, request: u64, number: u32, segment: OwnedFd) {
         let mut state = lock(&self.state);
         let granted = state.use_topic(number, segment);
@@ -343,7 +333,6 @@ impl MembershipState {
         }
     }
 
-    /// Completes a pending request.
     pub(super) fn on_answer(&self, request: u64, answer: Result<Answer>) {
         if let Some(pending) = lock(&self.state).pending.remove(&request) {
             let _ = pending.answer.send(answer);
@@ -359,7 +348,6 @@ impl MembershipState {
         }
     }
 
-    /// Ends one handle of a topic.
     fn release_topic(&self, number: u32) {
         let mut state = lock(&self.state);
         let Some(used) = state.topics.get_mut(&number) else { return };
@@ -525,7 +513,6 @@ impl Drop for Membership {
     }
 }
 
-/// Pieces of a pool in one message.
 const MAX_PIECES_PER_MESSAGE: usize = 32;
 
 /// How long a leaving process waits for its streams.

@@ -74,7 +74,6 @@ struct MembershipState {
     state: Mutex<MembershipInner>,
     /// Checked for each message, so without a lock.
     is_closed: AtomicBool,
-    /// The membership thread polls streams.
     polls_streams: AtomicBool,
     /// Operations that wait for locks of topics.
     unfinished: Mutex<Vec<(u32, Retry)>>,
@@ -85,7 +84,6 @@ struct MembershipState {
     member_lock: Mutex<Option<MemberLock>>,
 }
 
-/// A connection to a service.
 struct Link {
     channel: Channel,
     /// Signals the end of the service, even if its connections outlive it in a child.
@@ -283,7 +281,6 @@ impl Node {
         self.context.interruption()
     }
 
-    /// Timeout for an answer of the service.
     pub(crate) fn answer_timeout(&self) -> Duration {
         self.membership.shared.options.service_timeout
     }

@@ -42,7 +42,6 @@ pub fn report(directory: &Path) -> Result<Vec<Row>> {
     }
 }
 
-/// Names the service that did not answer.
 fn unresponsive_service_error(operation: &'static str, directory: &Path) -> Option<Error> {
     let process = ServiceProcess::of(directory).ok()??;
     let detail = format!(

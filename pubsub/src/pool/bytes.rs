@@ -55,7 +55,6 @@ pub(super) fn read(from: &Slice, bytes: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// A part of a segment's body.
 #[derive(Debug)]
 pub(super) struct SegmentPart {
     segment: Segment,

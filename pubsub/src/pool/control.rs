@@ -40,7 +40,6 @@ const BELL: usize = 8;
 pub(super) const STREAMS: usize = 16;
 pub(super) const STREAM_OWNED: usize = 17;
 const LENGTHS: usize = 24;
-/// The maximum number of pieces of a pool.
 pub(crate) const MAX_PIECES: usize = 1024;
 const NAMES: usize = LENGTHS + MAX_PIECES;
 pub(super) const ALLOCATOR: usize = NAMES + MAX_PIECES;
@@ -144,13 +143,10 @@ impl<W: Words + Clone> PoolControl<W> {
         self.words.load(LIMIT, Relaxed)
     }
 
-    // ------------------------------------------------------------- pieces
-
     pub(crate) fn admitted(&self) -> usize {
         (self.words.load(ADMITTED, Acquire) as usize).min(MAX_PIECES)
     }
 
-    /// Total length of the first pieces.
     fn length_of(&self, pieces: usize) -> u64 {
         let lengths = (0..pieces).map(|at| self.words.load(LENGTHS + at, Acquire));
         lengths.fold(0, u64::saturating_add)
@@ -211,8 +207,6 @@ impl<W: Words + Clone> PoolControl<W> {
         self.words.fetch_add(CHANGES, 1);
         self.bell.ring_unconditionally();
     }
-
-    // ------------------------------------------------------------- blocks
 
     /// Allocates, and initialises the block's sample info.
     #[inline]
@@ -280,13 +274,11 @@ impl<W: Words + Clone> PoolControl<W> {
         self.max_blocks
     }
 
-    /// The participants that own blocks.
     pub(crate) fn owners(&self, caller: &Caller<'_>) -> AllocResult<BTreeSet<Participant>> {
         let blocks = self.allocator.blocks(caller)?;
         Ok(blocks.into_iter().filter_map(|block| block.owner?.as_participant()).collect())
     }
 
-    /// The sample info of a block.
     #[inline]
     pub(crate) fn sample_info(&self, block: Block) -> SampleInfo<'_, W> {
         let first = match block.number() {
@@ -298,8 +290,6 @@ impl<W: Words + Clone> PoolControl<W> {
         };
         SampleInfo::new(&self.words, first)
     }
-
-    // ------------------------------------------------------------ waiting
 
     /// Signals freed or added memory.
     #[inline]

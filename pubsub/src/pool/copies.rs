@@ -25,7 +25,6 @@ impl InFlightCopies {
         Self(vec![point])
     }
 
-    /// Combines both.
     pub(crate) fn and(mut self, other: Option<Self>) -> Self {
         self.0.extend(other.into_iter().flat_map(|other| other.0));
         self
@@ -40,7 +39,6 @@ impl InFlightCopies {
     }
 }
 
-/// State of this process's copies.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     /// Blocks that are freed once a device has finished with them. If it never does, they are freed
@@ -83,7 +81,6 @@ impl Pool {
         }
     }
 
-    /// Returns true if any block waits for a copy.
     pub(crate) fn has_pending_copies(&self) -> bool {
         !lock(&self.copies.busy).is_empty()
     }

@@ -76,7 +76,6 @@ impl Direction {
     }
 }
 
-/// Identifies a pool of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct PoolId {
     pub(crate) place: SharedLocation,
@@ -100,7 +99,6 @@ pub(crate) struct PoolControl<W> {
     allocator: Allocator<WordRange<W>>,
     bell: Doorbell<WordRange<W>>,
     max_blocks: u32,
-    /// Range of the sync words.
     sync_words: Range<usize>,
     /// Only pools on a device are stream-ordered.
     is_stream_ordered: bool,
@@ -137,7 +135,6 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// A new pool without pieces.
     pub(crate) fn create(id: PoolId, limit: u64, max_blocks: u32) -> Result<Self> {
         let words = PoolControl::<MappedWords>::required_words(max_blocks);
         let segment =
@@ -231,8 +228,6 @@ impl Pool {
         self.mapping().ok().map(|mapping| &mapping.device)
     }
 
-    // ------------------------------------------------------------- pieces
-
     /// Memory for another piece, not in use yet.
     pub(crate) fn make_piece(&self, at_least: u64) -> Result<Piece> {
         let made = self.mapping()?.device.allocate_shared(at_least, &[]);
@@ -275,7 +270,6 @@ impl Pool {
         }
     }
 
-    /// Maps pieces up to this offset.
     #[cold]
     fn map_until(&self, end: u64) -> Result<()> {
         let memory = &self.mapping()?.memory;
@@ -340,15 +334,12 @@ impl Pool {
         Some(GrowthRequest::new(self.id, admitted as u32, bytes))
     }
 
-    // ------------------------------------------------------------- blocks
-
     /// Allocates a block owned by the caller.
     pub(crate) fn allocate(&self, caller: &Caller<'_>, bytes: u64) -> Result<(Block, BlockRange)> {
         let allocated = self.control.allocate(caller, Owner::participant(caller.me), bytes);
         allocated.during("allocate in pool").on(self.id)
     }
 
-    /// Frees a block of the caller.
     pub(crate) fn free(&self, caller: &Caller<'_>, block: Block) -> Result<()> {
         let freed = self.control.free(caller, block, Owner::participant(caller.me));
         freed.during("free in pool").on(self.id)
@@ -359,7 +350,6 @@ impl Pool {
         self.control.reclaim(caller, participant).during("reclaim in pool").on(self.id)
     }
 
-    /// The participants that own blocks.
     pub(crate) fn owners(&self, caller: &Caller<'_>) -> Result<BTreeSet<Participant>> {
         self.control.owners(caller).during("read statistics of pool").on(self.id)
     }
@@ -367,8 +357,6 @@ impl Pool {
     pub(crate) fn statistics(&self, caller: &Caller<'_>) -> Result<Statistics> {
         self.control.statistics(caller).during("read statistics of pool").on(self.id)
     }
-
-    // -------------------------------------------------------------- bytes
 
     /// Part of a block. [`WouldBlock`](ErrorKind::WouldBlock) as long as this process has not
     /// received the memory.
@@ -390,7 +378,6 @@ impl Pool {
         slice.during("find message in pool").on(self.id)
     }
 
-    /// Copies bytes into a part of the pool.
     pub(crate) fn write(&self, to: &Slice, bytes: &[u8], longest: Duration) -> Result<()> {
         if self.id.place == SharedLocation::Host {
             return bytes::write(to, bytes);
@@ -398,7 +385,6 @@ impl Pool {
         self.stream()?.upload(to, bytes, longest).during("write message to pool").on(self.id)
     }
 
-    /// Copies bytes out of a part of the pool.
     pub(crate) fn read(&self, from: &Slice, bytes: &mut [u8], longest: Duration) -> Result<()> {
         if self.id.place == SharedLocation::Host {
             return bytes::read(from, bytes);

@@ -7,7 +7,6 @@ use std::os::fd::OwnedFd;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// A piece of memory.
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub(crate) memory: OwnedFd,
@@ -21,10 +20,8 @@ impl Piece {
     }
 }
 
-/// Result of storing a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PieceStored {
-    /// The piece is stored.
     Stored,
     /// The piece is stored, in the place of another one.
     Replaced,

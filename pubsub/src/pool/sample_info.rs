@@ -20,25 +20,17 @@ const END: usize = 11;
 const FIRST: usize = 11;
 const SINCE: usize = 12;
 const METADATA: usize = 16;
-/// Words of a sample info.
 pub(super) const WORDS: usize = METADATA + MAX_METADATA / size_of::<u64>();
 
-/// A stage of delivery, as the index of its timestamp.
+/// A stage of delivery, as the index of its timestamp; [`Times`] describes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// The message's block was allocated.
     Allocated = 1,
-    /// The publisher had filled the message, or its node had copied it from its device.
     Filled = 2,
-    /// The last byte was received.
     Wire = 3,
-    /// The message was copied to its block.
     Copied = 4,
-    /// The message was delivered.
     Published = 5,
-    /// The message's node began to write it.
     Posted = 9,
-    /// The copy of its first bytes to its block began.
     Copying = 10,
 }
 
@@ -72,7 +64,6 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// No metadata.
     pub(crate) const NONE: Self = Self { bytes: [0; MAX_METADATA], length: 0 };
 
     /// Zeros, at most the maximum length.
@@ -163,7 +154,6 @@ impl<'a, W: Words> SampleInfo<'a, W> {
         }
     }
 
-    /// Initialises it for a new message.
     #[inline]
     pub(crate) fn begin(&self, block: Block, now: u64) {
         self.words.store(self.first + BLOCK, block.to_bits(), Relaxed);

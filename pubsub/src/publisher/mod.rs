@@ -120,7 +120,6 @@ struct PublisherState {
 /// Serialises the publishes of one publisher.
 #[derive(Debug)]
 struct Sequencer {
-    /// Sequence of the last message.
     sequence: u64,
     /// Wait strategy of this publisher, adapted to earlier waits.
     spin: WaitStrategy,
@@ -276,7 +275,6 @@ impl PublisherState {
         sent.transpose()
     }
 
-    /// Frees the block of a loan.
     fn give_back(&self, block: Block) {
         let node = &self.context.node;
         if node.fork_generation.is_current() {

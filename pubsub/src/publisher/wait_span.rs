@@ -39,7 +39,6 @@ impl WaitSpan {
         }
     }
 
-    /// Room was found.
     #[inline]
     pub(super) fn relieved(&self) {
         if self.first.load(Relaxed) != 0 {

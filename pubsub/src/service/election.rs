@@ -35,12 +35,10 @@ const SOCKET_FILE: &str = "node.sock";
 /// All files of a node. The leader lock is the last: it is held while the others are removed.
 pub(crate) const FILES: [&str; 4] = [SOCKET_FILE, PRIORITY_FILE, MEMBERS_FILE, LOCK_FILE];
 
-/// The socket for joining processes.
 pub(crate) fn socket_path(directory: &Path) -> PathBuf {
     directory.join(SOCKET_FILE)
 }
 
-/// The file of the leader lock.
 pub(crate) fn lock_path(directory: &Path) -> PathBuf {
     directory.join(LOCK_FILE)
 }
@@ -176,7 +174,6 @@ fn is_own(held: &BTreeMap<FileId, ForkGeneration>, directory: &Path, name: &str)
     holder.is_some_and(|holder| holder.is_current())
 }
 
-/// A lock of a whole file.
 fn whole(kind: i32) -> libc::flock {
     libc::flock {
         l_type: kind as i16,
@@ -211,7 +208,6 @@ impl MemberLock {
     /// A service holds it exclusively only for a check, so this is ample.
     const TIMEOUT: Duration = Duration::from_secs(5);
 
-    /// Takes a share of it.
     pub(crate) fn hold(operation: &'static str, directory: &Path) -> Result<Self> {
         let failed = failed(operation, directory);
         let mut file = open(directory, MEMBERS_FILE).map_err(failed)?;

@@ -51,7 +51,6 @@ impl fmt::Display for ServiceProcess {
     }
 }
 
-/// Describes the holder of a lock.
 pub(crate) fn describe_process(process: u32) -> String {
     match process {
         0 => "a process in another PID namespace".to_owned(),

@@ -16,9 +16,7 @@ use crate::report::Row;
 use crate::settings::SharedSettings;
 use crate::text::shortened;
 
-/// Version of the protocol.
 pub(crate) const VERSION: u8 = 9;
-/// Maximum length of a label.
 pub(crate) const MAX_LABEL: usize = 64;
 /// Pidfds in one message, with room for other descriptors.
 pub(crate) const MAX_PIDFDS_PER_MESSAGE: usize = 32;
@@ -101,7 +99,6 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// Maximum length of the detail in bytes.
     const MAX_DETAIL: usize = 1000;
 
     pub(crate) fn new(kind: ErrorKind, detail: impl Into<String>) -> Self {
@@ -121,23 +118,19 @@ impl Refusal {
         Self::new(error.kind(), detail)
     }
 
-    /// The explanation.
     pub(crate) fn detail(&self) -> &str {
         &self.detail
     }
 
-    /// The error for the caller.
     pub(crate) fn into_error(self, operation: &'static str) -> Error {
         Error::new(operation, self.kind, self.detail)
     }
 }
 
-/// A value as a message.
 pub(crate) fn encode(value: &impl Serialize) -> Vec<u8> {
     codec::encode(VERSION, value)
 }
 
-/// The value of a message.
 pub(crate) fn decode<T: Serialize + DeserializeOwned>(
     operation: &'static str,
     bytes: &[u8],

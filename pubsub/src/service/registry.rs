@@ -24,14 +24,12 @@ const MAX_BLOCKS: u32 = 1 << 19;
 const MIN_PIECE: u64 = 4 << 20;
 const MAX_PIECE: u64 = 1 << 30;
 
-/// A topic and its users.
 #[derive(Debug)]
 struct TopicEntry {
     topic: Arc<Topic>,
     users: BTreeSet<Participant>,
     /// The process that it was created for, if this service created it.
     creator: Option<String>,
-    /// True if the topic has publishers on this node.
     publishes: bool,
     subscribes: bool,
 }
@@ -211,7 +209,6 @@ impl Registry {
         of.into_iter().filter(|number| self.remove_user(*number, participant)).collect()
     }
 
-    /// Topics without users that still exist.
     pub(super) fn unused(&self) -> impl Iterator<Item = u32> {
         self.unused.iter().copied()
     }
@@ -364,7 +361,6 @@ impl Registry {
         Ok(())
     }
 
-    /// A topic and its two pools.
     pub(super) fn topic_and_pools(&self, number: u32) -> Option<(&Arc<Topic>, [&Arc<Pool>; 2])> {
         let topic = &self.topics.get(&number)?.topic;
         let [local, inbound] = pools_of(topic.settings().place);
@@ -439,12 +435,10 @@ impl Registry {
         outcome
     }
 
-    /// Duplicates the descriptor of a pool's control segment.
     pub(super) fn control_segment(&self, id: PoolId) -> Result<OwnedFd> {
         sendable("send pool", self.pools.get(&id).map(|pool| pool.control_segment()))
     }
 
-    /// Duplicates the descriptor of a topic's segment.
     pub(super) fn segment(&self, number: u32) -> Result<OwnedFd> {
         sendable("send topic", self.topics.get(&number).map(|entry| entry.topic.segment()))
     }

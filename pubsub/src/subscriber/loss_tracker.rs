@@ -12,7 +12,6 @@ use ipc::Words;
 use crate::pool::SampleInfo;
 use crate::topic::{PUBLISHER_SLOTS, Published, RemoteLastSequence};
 
-/// A publisher, and the number of its next message.
 #[derive(Debug, Clone, Copy, Default)]
 struct PublisherProgress {
     publisher: u64,
@@ -40,7 +39,6 @@ pub(crate) struct RemoteStart {
 }
 
 impl RemoteStart {
-    /// Reads what is stored in a sample info.
     pub(crate) fn of<W: Words>(sample_info: &SampleInfo<'_, W>) -> Self {
         let (first, since) = sample_info.beginning();
         Self { node: sample_info.origin(), first, since }
@@ -105,17 +103,14 @@ impl LossTracker {
         self.missed
     }
 
-    /// Missed messages that were not reported yet.
     pub(super) fn unreported(&self) -> u64 {
         self.unreported
     }
 
-    /// Marks them as reported.
     pub(super) fn take_unreported(&mut self) -> u64 {
         std::mem::take(&mut self.unreported)
     }
 
-    /// Adds missed messages.
     pub(super) fn add_missed(&mut self, count: u64) {
         self.missed = self.missed.wrapping_add(count);
         self.unreported = self.unreported.wrapping_add(count);

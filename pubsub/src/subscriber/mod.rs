@@ -52,12 +52,10 @@ pub struct Subscriber {
     /// Messages taken from either queue whose memory this process has not received yet, or that a
     /// stream is still writing.
     lookahead: [Option<(u64, Entry)>; 2],
-    /// Counts missed messages.
     loss_tracker: LossTracker,
     /// Lost publishers that were reported, on this node and on others.
     losses: [u64; 2],
     is_eviction_reported: bool,
-    /// Maximum number of samples.
     max_samples: usize,
     /// Created on the first request.
     poll_descriptor: OnceLock<PollDescriptor>,

@@ -103,7 +103,6 @@ impl Subscription {
     }
 }
 
-/// A subscriber's descriptor.
 #[derive(Debug)]
 pub(super) struct PollDescriptor {
     listening: Option<ListenerGuard>,

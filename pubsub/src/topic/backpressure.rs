@@ -67,7 +67,6 @@ impl<'a, W: Words> Backpressure<'a, W> {
         self.update(|word| if word & WAITERS == 0 { now << SINCE } else { word });
     }
 
-    /// Room was found.
     #[inline]
     pub(crate) fn relieved(&self) {
         if self.words.load(self.at, Relaxed) != 0 {

@@ -17,7 +17,6 @@ impl<W: Words + Clone> TopicWords<W> {
         [0, 1].map(|half| self.words().load(DESTINATIONS + slot * WORDS + half, Acquire))
     }
 
-    /// The stored nodes.
     pub(crate) fn destinations(&self) -> Vec<[u8; 16]> {
         let slots = (0..MAX_DESTINATIONS).filter(|slot| !self.is_being_given_up(*slot));
         let nodes = slots.map(|slot| self.destination_at(slot)).filter(|words| words[0] != 0);

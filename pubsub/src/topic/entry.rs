@@ -8,7 +8,6 @@ use crate::settings::MAX_METADATA;
 /// Words of an entry.
 pub(crate) const WORDS: usize = 6;
 
-/// A topic's queue.
 pub(crate) type TopicQueue<W> = Queue<WordRange<W>, WORDS>;
 
 /// Unit of allocators: see the control segment. All offsets are multiples of it.
@@ -30,17 +29,14 @@ const IS_ORDERED: u64 = 1 << 17;
 /// A queue entry of a message. Everything else is in the sample info of its block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// The message's block in the allocator.
     pub(crate) block: Block,
     /// Offset in the pool: a block does not move while it is allocated. It is stored here so that
     /// readers need not load the allocator's words: the publisher has just written these, and all
     /// readers would wait for that cache line.
     pub(crate) offset: u64,
-    /// Length in bytes.
     pub(crate) length: u64,
     /// The message's publisher: serial and slot.
     pub(crate) publisher: u64,
-    /// Number among its publisher's messages.
     pub(crate) sequence: u64,
     /// When it was published, in nanoseconds since 1970.
     pub(crate) published_at: u64,

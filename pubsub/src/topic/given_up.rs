@@ -38,7 +38,6 @@ pub(crate) struct NodesMissed {
     pub(crate) nodes: u64,
 }
 
-/// Offset of the words of a publisher.
 fn of_publisher(publisher: u64) -> usize {
     CACHE_LINE_WORDS + (publisher & 0xff) as usize % PUBLISHER_SLOTS * 2
 }
@@ -50,7 +49,6 @@ impl<W: Words + Clone> TopicWords<W> {
         NodesMissed { messages: word(MESSAGES), nodes: word(NODES) }
     }
 
-    /// The count of one publisher's messages.
     pub(crate) fn missed_by_nodes_of(&self, publisher: u64) -> u64 {
         let at = MISSED + of_publisher(publisher);
         match self.words().load(at + PUBLISHER, Acquire) == publisher {

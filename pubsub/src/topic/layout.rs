@@ -35,13 +35,11 @@ pub(super) const SERIAL: usize = 34;
 pub(super) const WRITER: usize = 35;
 pub(super) const INBOUND_INTENT: usize = 36;
 pub(super) const REPLICATED: usize = 38;
-/// How often slots of origins were used.
 pub(super) const ORIGIN_USES: usize = 39;
 pub(super) const LOST: usize = 40;
 pub(super) const EVICTIONS: usize = 42;
 pub(super) const LOSSES_SENT: usize = 43;
 pub(super) const LOANS: usize = 44;
-/// How often publishers of this node found no room, and dropped a message.
 pub(super) const DROPS: usize = 45;
 /// Length of the type name, 0 without one, and the name.
 pub(super) const TYPE_LENGTH: usize = 46;
@@ -68,7 +66,6 @@ pub(super) const MISSED_NEXT: usize = MISSED + MISSED_WORDS;
 pub(super) const LAST_LOST: usize = MISSED_NEXT + MISSED_WORDS;
 /// A node, and a publisher of it.
 pub(super) const LOST_WORDS: usize = 3;
-/// How often a slot of the remote last sequences was written.
 pub(super) const REMOTE_LAST_SEQUENCE_CHANGES: usize =
     LAST_LOST + 2 * MAX_REMEMBERED_LOSSES * LOST_WORDS;
 pub(super) const REMOTE_LAST_SEQUENCES: usize = REMOTE_LAST_SEQUENCE_CHANGES + CACHE_LINE_WORDS;

@@ -10,7 +10,6 @@ use super::layout::{LAST_LOST, LOSSES_SENT, LOST, LOST_WORDS, MAX_REMEMBERED_LOS
 use crate::ids::{id_from_words, id_to_words};
 use crate::pool::Direction;
 
-/// A publisher that died.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LostPublisher {
     /// Zeros for a publisher of this node.

@@ -56,18 +56,14 @@ pub(crate) struct TopicWords<W> {
     tracked_origins: Mutex<Vec<OriginId>>,
 }
 
-/// A publisher of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PublisherInfo {
-    /// The publisher's process.
     pub(crate) participant: Participant,
     /// Identifier among all publishers that the topic ever had on this node.
     pub(crate) id: u64,
     /// Sequence of its last message; 0 before the first.
     sequence: u64,
-    /// Messages that it published.
     pub(crate) messages: u64,
-    /// Bytes of these messages.
     pub(crate) bytes: u64,
     /// Messages that were dropped for lack of room.
     pub(crate) dropped: u64,
@@ -75,7 +71,6 @@ pub(crate) struct PublisherInfo {
     pub(crate) waits_since: Option<u64>,
 }
 
-/// A subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SubscriberInfo {
     /// The subscription's process; None for an invalid number.
@@ -126,7 +121,6 @@ impl Topic {
         Ok(Self { segment, words, is_blocked: AtomicBool::new(false) })
     }
 
-    /// The segment, for other processes to map.
     pub(crate) fn segment(&self) -> BorrowedFd<'_> {
         self.segment.as_fd()
     }

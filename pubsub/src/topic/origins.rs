@@ -37,7 +37,6 @@ const FREE: u64 = 0;
 const FIRST: u64 = 1;
 /// Above these bits: the count of uses of all slots at the last use of this slot.
 const COPY_BITS: u32 = 2;
-/// No message.
 const NONE: u64 = u64::MAX;
 /// Without subscribers there is no position, but the message counts as delivered.
 const NO_POSITION: u64 = u64::MAX;
@@ -48,7 +47,6 @@ pub(super) const MAX_ORIGINS_PER_NODE: usize = 8;
 /// another one, since its positions begin at 0 again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OriginId {
-    /// The node.
     pub(crate) node: [u8; 16],
     /// The topic's number on that node.
     pub(crate) topic: u64,
@@ -156,7 +154,6 @@ impl<'a, W: Words> Origin<'a, W> {
         uses << COPY_BITS | (FIRST + copy as u64)
     }
 
-    /// The valid copy.
     fn current(&self) -> usize {
         usize::from(self.state() & ((1 << COPY_BITS) - 1) != FIRST)
     }

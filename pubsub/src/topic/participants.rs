@@ -92,7 +92,6 @@ impl<W: Words + Clone> TopicWords<W> {
             .collect()
     }
 
-    /// The topic's rows of a report.
     pub(crate) fn report(&self) -> Vec<Row> {
         let settings = self.settings();
         let name = || self.name().to_owned();

@@ -24,7 +24,6 @@ const HAS_LEFT: u64 = 1 << 63;
 /// Flag of an owner: the service has reserved memory for its loans.
 const RESERVED: u64 = 1 << 32;
 
-/// The slot of a publisher.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PublisherSlot<'a, W> {
     words: &'a W,
@@ -41,13 +40,11 @@ pub(crate) struct Published {
 }
 
 impl Published {
-    /// The serial of a publisher.
     pub(crate) fn serial_of(publisher: u64) -> u64 {
         publisher >> 8
     }
 }
 
-/// The slots of all publishers.
 pub(super) fn slots<W: Words>(words: &W) -> impl Iterator<Item = PublisherSlot<'_, W>> {
     (0..PUBLISHER_SLOTS).map(|index| PublisherSlot { words, index })
 }
@@ -77,7 +74,6 @@ pub(super) fn claim<W: Words>(words: &W, me: Participant) -> Result<(PublisherSl
 }
 
 impl<'a, W: Words> PublisherSlot<'a, W> {
-    /// The slot of a publisher.
     #[inline]
     pub(crate) fn of(words: &'a W, id: u64) -> Self {
         Self { words, index: (id & 0xff) as usize % PUBLISHER_SLOTS }
@@ -93,7 +89,6 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
         self.words.load(self.at(which), Relaxed)
     }
 
-    /// The identifier of the publisher with this serial.
     pub(crate) fn id(&self, serial: u64) -> u64 {
         serial << 8 | self.index as u64
     }
@@ -104,7 +99,6 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
         self.word(OWNER) as u32 == me.number() && self.word(NUMBER) == id >> 8
     }
 
-    /// Returns true if memory was reserved for its loans.
     pub(crate) fn has_reservation(&self) -> bool {
         self.words.load(self.at(OWNER), Acquire) & RESERVED != 0
     }
@@ -139,7 +133,6 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
         self.words.store(self.at(SEQUENCE), sequence, Relaxed);
     }
 
-    /// Counts a published message.
     #[inline]
     pub(crate) fn count(&self, bytes: u64) {
         let words = self.words;

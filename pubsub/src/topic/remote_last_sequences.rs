@@ -55,7 +55,6 @@ impl RemoteLastSequence {
 }
 
 impl<W: Words + Clone> TopicWords<W> {
-    /// The number of changes.
     #[inline]
     pub(crate) fn remote_last_sequence_changes(&self) -> u64 {
         self.words().load(REMOTE_LAST_SEQUENCE_CHANGES, Acquire)

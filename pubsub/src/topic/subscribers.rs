@@ -50,7 +50,6 @@ impl<'a, W: Words> SubscriberSlot<'a, W> {
         (0..MAX_SUBSCRIBERS).map(move |index| Self { words, index })
     }
 
-    /// Joins two subscriptions.
     pub(super) fn join_subscriptions(&self, local: SubscriptionId, inbound: SubscriptionId) {
         self.words.store(self.at(LOCAL), 0, Release);
         self.words.store(self.at(EVICTED_SUBSCRIPTION), 0, Release);
@@ -67,7 +66,6 @@ impl<'a, W: Words> SubscriberSlot<'a, W> {
         self.words.load(self.at(MISSED), Acquire)
     }
 
-    /// The identifiers of both subscriptions.
     pub(super) fn subscription_ids(&self) -> [u64; 2] {
         [LOCAL, INBOUND].map(|which| self.words.load(self.at(which), Acquire))
     }
@@ -117,7 +115,6 @@ impl<'a, W: Words> SubscriberSlot<'a, W> {
     }
 }
 
-/// Number of evictions.
 pub(super) fn evictions<W: Words>(words: &W) -> u64 {
     words.load(EVICTIONS, Acquire)
 }

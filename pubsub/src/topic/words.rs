@@ -170,20 +170,16 @@ impl<W: Words + Clone> TopicWords<W> {
         &self.words
     }
 
-    // --------------------------------------------------------- publishing
-
     /// Claims a publisher slot; returns the publisher's identifier.
     pub(crate) fn claim(&self, me: Participant) -> Result<u64> {
         let (slot, serial) = publishers::claim(&self.words, me).on(&self.name)?;
         Ok(slot.id(serial))
     }
 
-    /// The number of publishers with reserved loans.
     pub(crate) fn reserved_publishers(&self) -> u64 {
         publishers::slots(&self.words).filter(PublisherSlot::has_reservation).count() as u64
     }
 
-    /// The slot of a publisher.
     #[inline]
     pub(crate) fn publisher(&self, id: u64) -> PublisherSlot<'_, W> {
         PublisherSlot::of(&self.words, id)
@@ -236,9 +232,6 @@ impl<W: Words + Clone> TopicWords<W> {
         }
     }
 
-    // ------------------------------------------------------- subscribing
-
-    /// Joins a subscriber's subscriptions of the two queues.
     pub(crate) fn join_subscriptions(&self, local: SubscriptionId, inbound: SubscriptionId) {
         SubscriberSlot::of(&self.words, local).join_subscriptions(local, inbound);
     }
@@ -253,7 +246,6 @@ impl<W: Words + Clone> TopicWords<W> {
         SubscriberSlot::of(&self.words, local).evicted(local)
     }
 
-    /// Number of evicted subscribers so far.
     pub(crate) fn evictions(&self) -> u64 {
         subscribers::evictions(&self.words)
     }

@@ -39,7 +39,6 @@ pub(crate) trait StreamPoller: Send + Sync + std::fmt::Debug {
     fn poll_streams(&self, pool: &Pool) -> bool;
 }
 
-/// A message that a stream of this process writes.
 #[derive(Debug)]
 struct StreamWrite {
     block: Block,
@@ -54,7 +53,6 @@ struct StreamWrite {
 /// Streams of this process that use a pool.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
-    /// Registered sync words.
     words: Mutex<Vec<(u64, Memory)>>,
     stream_writes: Mutex<VecDeque<StreamWrite>>,
     /// A stream may use its block as long as this process lives.
@@ -156,7 +154,6 @@ impl Pool {
         control.free_if_idle(caller, *block)
     }
 
-    /// Registers an object that is to be polled.
     pub(crate) fn register_poller(&self, stream_pollers: Weak<dyn StreamPoller>) {
         let weak = stream_pollers;
         let mut all = lock(&self.streams.stream_pollers);

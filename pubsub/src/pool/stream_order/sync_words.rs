@@ -121,7 +121,6 @@ impl<W: Words + Clone> PoolControl<W> {
         (self.at(block.number(), STATE) * size_of::<u64>()) as u64
     }
 
-    /// Byte range of all sync words.
     pub(crate) fn sync_words_range(&self) -> Range<u64> {
         let bytes = |words: usize| (words * size_of::<u64>()) as u64;
         bytes(self.sync_words.start)..bytes(self.sync_words.end)
@@ -133,7 +132,6 @@ impl<W: Words + Clone> PoolControl<W> {
         self.is_stream_ordered
     }
 
-    /// Returns true if any stream ever used this pool.
     #[inline]
     fn is_used(&self) -> bool {
         self.words.load(STREAMS, Acquire) != 0
@@ -235,7 +233,6 @@ impl<W: Words + Clone> PoolControl<W> {
         self.words.fence();
     }
 
-    /// The stream has read it.
     pub(crate) fn end_stream_read(&self, block: Block, place: u32) {
         self.clear_readers(block, 1_u32.checked_shl(place).unwrap_or(0));
     }

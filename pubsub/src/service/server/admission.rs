@@ -15,7 +15,6 @@ use crate::service::protocol::{self, Notice, Refusal, Request};
 use crate::wake::WakeFd;
 
 pub(super) const RECEIVING: &str = "accept process";
-/// Maximum number of connections without a first message.
 pub(super) const MAX_PENDING_CLIENTS: usize = 64;
 /// Time for the first message.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
@@ -117,7 +116,6 @@ impl Admission {
         self.await_message(connection);
     }
 
-    /// Waits for a first message from now on.
     pub(super) fn await_message(&mut self, connection: Connection) {
         self.pending_clients.push(PendingClient { connection, since: Instant::now() });
     }
@@ -173,7 +171,6 @@ impl Admission {
         self.log_limit.allows(self.began.elapsed())
     }
 
-    /// Rejects a connection with the reason of an error.
     pub(super) fn reject(&mut self, connection: &mut Connection, error: &Error) {
         let reason = Refusal::of(error);
         if self.allows_log() {

@@ -40,7 +40,6 @@ fn pidfd_of(connection: &Connection, sent: OwnedFd) -> Result<PidFd> {
         .map_err(|error| Error::because(RECEIVING, ErrorKind::Malformed, error))
 }
 
-/// The pidfd of a process that joins.
 fn hello(connection: &Connection, label: &str, descriptors: Vec<OwnedFd>) -> Result<PidFd> {
     match label.len() {
         0..=MAX_LABEL => only(descriptors).and_then(|sent| pidfd_of(connection, sent)),
@@ -49,7 +48,6 @@ fn hello(connection: &Connection, label: &str, descriptors: Vec<OwnedFd>) -> Res
 }
 
 impl Service {
-    /// Handles the first message of a pending client.
     pub(super) fn handle_first_message(
         &mut self,
         mut connection: Connection,
@@ -193,7 +191,6 @@ impl Service {
         }
     }
 
-    /// Handles messages of a member.
     pub(super) fn handle_messages(&mut self, member: Participant) {
         for _ in 0..MAX_MESSAGES_PER_TURN {
             let Some(connection) = self.broker.connection(member) else { return };
@@ -271,7 +268,6 @@ impl Service {
         Ok(())
     }
 
-    /// Adds pidfds that a member knew.
     fn handle_pidfds(&mut self, participants: &[u32], files: Vec<OwnedFd>) -> Result<()> {
         let Some(served_node) = &self.served_node else { return Ok(()) };
         for (member, pidfd) in protocol::pidfds(participants, files)? {
@@ -286,14 +282,12 @@ impl Service {
         Ok(())
     }
 
-    /// Ends uses of a topic.
     fn handle_close_topic(&mut self, member: Participant, number: u32, granted: u64) {
         if self.broker.close_topic(member, number, granted) {
             self.review_topics(vec![number]);
         }
     }
 
-    /// Executes the request of a member.
     pub(super) fn execute(&mut self, member: Participant, request: Request) {
         let Some(served_node) = &self.served_node else { return };
         match request {

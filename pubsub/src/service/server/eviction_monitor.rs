@@ -141,7 +141,6 @@ impl Service {
         }
     }
 
-    /// Evicts subscribers that have blocked publishers for too long.
     pub(super) fn evict(&mut self) {
         let now = Instant::now();
         for number in self.replication.waiting_arrivals() {

@@ -65,7 +65,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const LOCK_TIMEOUT: Duration = Duration::from_millis(20);
 /// Slots of the participant table that are reserved for services.
 const RESERVED_PARTICIPANT_SLOTS: usize = 8;
-/// The longest sleep.
 const MAX_SLEEP: Duration = Duration::from_secs(5);
 /// Messages of one process that are handled before those of the next.
 const MAX_MESSAGES_PER_TURN: usize = 64;
@@ -92,7 +91,6 @@ struct ServedNode {
     me: Participant,
     participants: Arc<ParticipantTable<MappedWords>>,
     number: u32,
-    /// Pidfd of this process.
     pidfd: PidFd,
 }
 
@@ -121,7 +119,6 @@ pub(super) struct Service {
     identity: NodeId,
     bell: Arc<WakeFd>,
     is_over: Arc<AtomicBool>,
-    /// The node cannot be served.
     has_failed: bool,
     /// None until the node segment is known.
     served_node: Option<ServedNode>,
@@ -175,7 +172,6 @@ impl Service {
         has_failed
     }
 
-    /// Waits for events, and handles them.
     fn run_once(&mut self) {
         let Some(ready) = self.wait() else {
             // For instance out of memory: do not spin.
@@ -204,7 +200,6 @@ impl Service {
         self.do_periodic_work();
     }
 
-    /// Handles state without events.
     fn do_periodic_work(&mut self) {
         for participant in self.broker.flush_stalled() {
             self.handle_disconnect(participant);
@@ -270,7 +265,6 @@ impl Service {
         Some(Ready { bell, listener, pending_clients, clients, dead })
     }
 
-    /// Creates the node, if it has no members.
     fn create_if_empty(&mut self) -> Result<bool> {
         let directory = &self.options.directory;
         if MemberLock::is_held(SERVING, directory)? {
@@ -340,7 +334,6 @@ impl Service {
     }
 }
 
-/// Events to handle.
 struct Ready {
     bell: bool,
     listener: bool,

@@ -17,7 +17,6 @@ const LIVENESS_CHECK: Duration = Duration::from_secs(5);
 /// The members that are watched, and those after which the service has to reclaim.
 #[derive(Debug)]
 pub(super) struct Reclaimer {
-    /// Pidfds of all members that are watched.
     pidfds: HashMap<Participant, PidFd>,
     /// Participants that are dead or have left, and may still own memory.
     unreclaimed: BTreeSet<Participant>,
@@ -81,7 +80,6 @@ impl Reclaimer {
         self.unreclaimed.extend(participants);
     }
 
-    /// Objects were returned late.
     pub(super) fn rescan_owners(&mut self) {
         self.must_rescan_owners = true;
     }
@@ -120,7 +118,6 @@ impl Reclaimer {
 }
 
 impl Service {
-    /// A process has ended.
     pub(super) fn handle_death(&mut self, participant: Participant) {
         self.handle_disconnect(participant);
         self.mark_ended(participant);
@@ -162,7 +159,6 @@ impl Service {
         self.broker.acknowledge(&served_node.caller(), participant, u64::MAX);
     }
 
-    /// A process leaves in order.
     pub(super) fn handle_leave(&mut self, participant: Participant) {
         let Some(ClientName { process, label }) = self.broker.mark_leaving(participant) else {
             return;

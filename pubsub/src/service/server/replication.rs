@@ -26,7 +26,6 @@ const LOG_BACKOFF: RetryBackoff =
     RetryBackoff::new(Duration::from_secs(5), Duration::from_secs(60));
 /// Back-off of attempts to release retained messages.
 const RELEASE_RETRY: Duration = Duration::from_millis(100);
-/// Maximum number of queued requests to grow pools.
 const MAX_GROWTH_REQUESTS: usize = 64;
 
 pub(super) struct ReplicationSupervisor {
@@ -49,7 +48,6 @@ pub(super) struct ReplicationSupervisor {
     changed_topics: BTreeSet<u32>,
 }
 
-/// Failed attempts to start replication.
 #[derive(Debug, Default)]
 struct StartAttempts {
     /// Time of the first one.
@@ -180,7 +178,6 @@ impl ReplicationSupervisor {
 }
 
 impl Service {
-    /// Handles the replication of all topics.
     pub(super) fn run_replication(&mut self) {
         self.start_replication();
         while let Ok(request) = self.replication.growth_requests.try_recv() {
@@ -273,7 +270,6 @@ impl Service {
         );
     }
 
-    /// Starts replication, if there are network options.
     pub(super) fn start_replication(&mut self) {
         let (Some(network), Some(served_node)) = (&self.options.network, &self.served_node) else {
             return;

@@ -10,7 +10,6 @@ use crate::service::protocol::{self, Notice, Refusal};
 const PART: usize = 16 << 10;
 
 impl Service {
-    /// The answer to a report request.
     pub(super) fn answer_to_report(&mut self, request: u64) -> Vec<Notice> {
         if self.takeover.is_some() {
             let reason = "the service is taking over and has no report yet";

@@ -54,7 +54,6 @@ impl Takeover {
         self.joining_clients.into_iter().map(|joining_client| joining_client.connection)
     }
 
-    /// A member has rejoined.
     pub(super) fn mark_returned(&mut self, participant: Participant) {
         if let Some(awaited) = &mut self.awaited {
             awaited.remove(&participant);

@@ -21,7 +21,6 @@ use crate::settings::SharedSettings;
 /// Requests of a client that are held during a takeover.
 const MAX_HELD_REQUESTS: usize = 4096;
 
-/// A member, and its connection.
 #[derive(Debug)]
 struct Client {
     name: ClientName,
@@ -30,9 +29,7 @@ struct Client {
     topics: BTreeMap<u32, u64>,
     /// Pools that it knows, and how many pieces of each it has.
     pools: HashMap<PoolId, usize>,
-    /// Requests that are held during a takeover.
     held: Vec<Request>,
-    /// The client has sent [`Request::Leave`].
     is_leaving: bool,
 }
 
@@ -101,7 +98,6 @@ impl Broker {
         self.clients.get_mut(&member).map(|client| &mut client.connection)
     }
 
-    /// Sends a notice to a process, if it is connected.
     pub(super) fn notify(&mut self, member: Participant, notice: &Notice, files: Vec<OwnedFd>) {
         if let Some(connection) = self.connection(member) {
             connection.send(notice, files);
@@ -136,7 +132,6 @@ impl Broker {
         }
     }
 
-    /// Holds a request until the takeover is over.
     pub(super) fn hold(&mut self, member: Participant, request: Request) -> Result<()> {
         let Some(client) = self.clients.get_mut(&member) else { return Ok(()) };
         if client.held.len() >= MAX_HELD_REQUESTS {

@@ -31,7 +31,6 @@ struct PendingPiece {
     since: Instant,
 }
 
-/// The growth of all pools.
 #[derive(Debug, Default)]
 pub(super) struct Growth {
     last_ticket: u64,
@@ -222,7 +221,6 @@ impl Broker {
         !self.growth.pending.is_empty()
     }
 
-    /// Checks whether the time for acknowledgements is over.
     pub(crate) fn check_growth(&mut self, caller: &Caller<'_>) {
         for id in self.growth.pending.keys().copied().collect::<Vec<_>>() {
             self.admit_if_mapped(caller, id);
