@@ -346,15 +346,19 @@ impl SharedSettings {
 
     /// Settings that nodes compare; memory location and loans may differ between nodes.
     pub(crate) fn replicated_settings(&self) -> impl fmt::Display {
+        self.described("")
+    }
+
+    fn described(&self, within_node: &str) -> String {
         let (depth, largest) =
             (counted(self.depth.into(), "message"), counted(self.largest, "byte"));
         let (reliability, within) = (self.reliability, self.release_deadline());
-        let values = self.values();
-        format!("{reliability}, {depth} of up to {largest}, released within {within:?}{values}")
-    }
-
-    fn values(&self) -> String {
-        self.type_name.map_or_else(String::new, |name| format!(", values of type {name}"))
+        let values = self.type_name.map(|name| format!(", values of type {name}"));
+        let values = values.unwrap_or_default();
+        format!(
+            "{reliability}, {depth} of up to {largest}{within_node}, released within \
+             {within:?}{values}"
+        )
     }
 
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
@@ -400,12 +404,8 @@ impl SharedSettings {
 
 impl fmt::Display for SharedSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { place, reliability, depth, largest, loans, .. } = self;
-        let [depth, loans] =
-            [(depth, "message"), (loans, "loan")].map(|(number, of)| counted((*number).into(), of));
-        let largest = counted(*largest, "byte");
-        write!(f, "{reliability}, {depth} of up to {largest} on {place}, ")?;
-        write!(f, "{loans}, released within {:?}{}", self.release_deadline(), self.values())
+        let loans = counted(self.loans.into(), "loan");
+        f.write_str(&self.described(&format!(" on {}, {loans}", self.place)))
     }
 }
 

@@ -106,40 +106,33 @@ fn pause(shared: &MembershipState, pause: Duration) {
 }
 
 /// Runs until the process has left.
-pub(super) fn run(shared: &MembershipState, link: Link) {
-    let mut link = Some(link);
+pub(super) fn run(shared: &MembershipState, mut link: Link) {
     let mut sent = SentRequests::default();
     let mut descriptor_backoff = DescriptorBackoff::new(Instant::now());
     loop {
-        let Some(open) = &link else {
-            match rejoin(shared) {
-                Ok(Some(back)) => link = Some(back),
-                // No service is left to notify.
-                Ok(None) => return,
-                Err(error) => {
-                    if shared.leaving_since().is_none() {
-                        tracing::error!(%error, "this process is no longer a member of its node");
-                    }
-                    shared.close(&error);
-                    return;
-                }
-            }
-            sent = SentRequests::default();
-            continue;
-        };
-        match run_once(shared, open, &mut sent) {
-            Next::Continue => {}
-            Next::Lost => link = None,
-            Next::Refused => {
-                link = None;
-                std::thread::sleep(RETRY_PAUSE);
-            }
-            Next::OutOfDescriptors => {
-                link = None;
-                pause(shared, descriptor_backoff.next(Instant::now()));
-            }
+        let next = run_once(shared, &link, &mut sent);
+        match next {
+            Next::Continue => continue,
             Next::Ended => return,
+            Next::Lost | Next::Refused | Next::OutOfDescriptors => drop(link),
         }
+        match next {
+            Next::Refused => std::thread::sleep(RETRY_PAUSE),
+            Next::OutOfDescriptors => pause(shared, descriptor_backoff.next(Instant::now())),
+            _ => {}
+        }
+        link = match rejoin(shared) {
+            Ok(Some(back)) => back,
+            // No service is left to notify.
+            Ok(None) => return,
+            Err(error) => {
+                if shared.leaving_since().is_none() {
+                    tracing::error!(%error, "this process is no longer a member of its node");
+                }
+                return shared.close(&error);
+            }
+        };
+        sent = SentRequests::default();
     }
 }
 
