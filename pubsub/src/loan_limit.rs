@@ -9,23 +9,15 @@ use std::time::Instant;
 
 use ipc::{Doorbell, LocalWords, WaitStrategy};
 
+/// Holder of a loan. Its number is one such loan in the count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
 pub(crate) enum Borrower {
     /// A caller, which alone decides when it returns the loan.
-    Caller,
+    Caller = 1,
     /// A call that copies a message and publishes it, or a device that still writes to a dropped
     /// loan: it returns the loan by itself.
-    Transient,
-}
-
-impl Borrower {
-    /// One loan of this kind in the count.
-    const fn one(self) -> u64 {
-        match self {
-            Self::Caller => 1,
-            Self::Transient => 1 << TRANSIENT_SHIFT,
-        }
-    }
+    Transient = 1 << TRANSIENT_SHIFT,
 }
 
 /// Why no permit is available.
@@ -86,7 +78,7 @@ impl LoanLimit {
         let more = |count: u64| {
             let (callers, transient) =
                 (count & CALLER_MASK, (count & !HAS_WAITERS) >> TRANSIENT_SHIFT);
-            (callers + transient < self.allowed).then(|| count + borrower.one())
+            (callers + transient < self.allowed).then(|| count + borrower as u64)
         };
         match self.count.fetch_update(AcqRel, Relaxed, more) {
             Ok(_) => Ok(LoanPermit { loans: self, borrower }),
@@ -110,13 +102,13 @@ impl LoanLimit {
 
     /// A dropped loan of a caller returns by itself from now on.
     pub(crate) fn make_transient(&self, borrower: Borrower) {
-        let more = Borrower::Transient.one().wrapping_sub(borrower.one());
+        let more = (Borrower::Transient as u64).wrapping_sub(borrower as u64);
         self.count.fetch_add(more, AcqRel);
     }
 
     #[inline]
     pub(crate) fn give_back(&self, borrower: Borrower) {
-        let before = self.count.fetch_sub(borrower.one(), AcqRel);
+        let before = self.count.fetch_sub(borrower as u64, AcqRel);
         if before & HAS_WAITERS != 0 {
             self.wake();
         }

@@ -90,7 +90,6 @@ impl Loan {
                 state: Arc::clone(state),
                 borrower,
                 block,
-                offset: place.offset,
                 slice,
                 metadata: 0,
                 is_owned: true,
@@ -207,7 +206,7 @@ impl Loan {
     pub(super) fn entry(&self) -> Entry {
         Entry {
             block: self.block,
-            offset: self.offset,
+            offset: self.slice.offset(),
             length: self.length(),
             publisher: self.state.id,
             sequence: 0,

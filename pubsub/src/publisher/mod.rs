@@ -74,8 +74,6 @@ pub struct Loan {
     state: Arc<PublisherState>,
     borrower: Borrower,
     block: Block,
-    /// Offset in the pool.
-    offset: u64,
     slice: Slice,
     metadata: u16,
     is_owned: bool,

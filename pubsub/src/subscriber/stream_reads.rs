@@ -344,7 +344,6 @@ impl Subscription {
         );
         let ended = EndedSubscription {
             context: self.context.clone(),
-            subscription_ids: self.subscription_ids,
             deferred_releases: Arc::clone(&self.deferred_releases),
         };
         if let Err(error) = DeferredDrop::default().push(ended) {
@@ -362,7 +361,6 @@ impl Subscription {
 /// A subscription without a subscriber, whose messages streams still read.
 struct EndedSubscription {
     context: TopicContext,
-    subscription_ids: [SubscriptionId; 2],
     deferred_releases: Arc<DeferredReleases>,
 }
 
@@ -378,6 +376,7 @@ impl DeferredValue for EndedSubscription {
     }
 
     fn end(self) {
-        self.context.end_subscriptions(self.subscription_ids, EndScope::Everything);
+        let subscription_ids = self.deferred_releases.subscription_ids;
+        self.context.end_subscriptions(subscription_ids, EndScope::Everything);
     }
 }
