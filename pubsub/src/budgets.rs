@@ -35,8 +35,7 @@ impl Budgets {
                     "a budget of {bytes} bytes of {place} memory, but the smallest topic reserves {}",
                     Self::MIN
                 );
-                let operation = "set memory budgets";
-                return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
+                return Err(Error::new("set memory budgets", ErrorKind::InvalidArgument, detail));
             }
         }
         Ok(())

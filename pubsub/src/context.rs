@@ -82,8 +82,7 @@ impl NodeContext {
         if self.fork_generation.is_current() {
             return Ok(());
         }
-        let detail = "a child process has to join the node itself";
-        Err(Error::new(operation, ErrorKind::Forked, detail))
+        Err(Error::new(operation, ErrorKind::Forked, "a child process has to join the node itself"))
     }
 
     /// Fails in a forked child, or if the node is closed.

@@ -161,8 +161,7 @@ pub(crate) fn pidfds(
 ) -> Result<Vec<(Participant, PidFd)>> {
     let operation = "receive pidfds of node";
     if participants.len() != descriptors.len() {
-        let detail = "wrong number of descriptors";
-        return Err(Error::new(operation, ErrorKind::Malformed, detail));
+        return Err(Error::new(operation, ErrorKind::Malformed, "wrong number of descriptors"));
     }
     let mut pidfds = Vec::with_capacity(participants.len());
     for (number, descriptor) in participants.iter().zip(descriptors) {

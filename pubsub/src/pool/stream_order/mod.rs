@@ -139,9 +139,8 @@ impl Pool {
                 // Neither the stream nor its driver will report the end. A forked child cannot
                 // know: the stream is the parent's.
                 Err(error) if *is_unsignalled && error.kind() != gpu::ErrorKind::Forked => {
-                    let pool = self.id();
                     tracing::error!(
-                        %error, %pool,
+                        %error, pool = %self.id(),
                         "cannot tell when a stream has finished with a message: it is poisoned, \
                          and its block is leaked until this process exits"
                     );

@@ -25,8 +25,7 @@ fn malformed(detail: &'static str) -> Error {
 }
 
 fn other_node() -> Error {
-    let detail = "the node was re-created without this process";
-    Error::new(RECEIVING, ErrorKind::Closed, detail)
+    Error::new(RECEIVING, ErrorKind::Closed, "the node was re-created without this process")
 }
 
 /// The only descriptor of a message.
@@ -104,8 +103,7 @@ impl Service {
             // Members need some descriptors: for a new participant, to rejoin, for their topics.
             let reserved = reserved.map(|_| bell.as_fd().try_clone_to_owned());
             if reserved.collect::<std::io::Result<Vec<_>>>().is_err() {
-                let limit = DescriptorLimit::of_this_process();
-                return Err(out_of_descriptors(connection, limit));
+                return Err(out_of_descriptors(connection, DescriptorLimit::of_this_process()));
             }
             // Without free slots no service could take over.
             let is_full = served_node.participants.free_slots() <= RESERVED_PARTICIPANT_SLOTS;

@@ -24,7 +24,6 @@ mod eviction_monitor;
 pub(super) mod fuzzing;
 #[cfg(test)]
 mod fuzzing_tests;
-mod handover;
 mod reclaimer;
 mod replication;
 mod reports;

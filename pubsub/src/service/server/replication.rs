@@ -241,8 +241,7 @@ impl Service {
     pub(super) fn load_network_options(&mut self) {
         let served_node = self.served_node.as_ref().filter(|_| self.options.network.is_none());
         let Some(stored) = served_node.and_then(|it| it.node_segment.network()) else { return };
-        let operation = "read network options of last service";
-        match protocol::decode::<NetworkOptions>(operation, &stored) {
+        match protocol::decode::<NetworkOptions>("read network options of last service", &stored) {
             Ok(network) => {
                 let listen = network.listen.map(tracing::field::display);
                 let peers = network.peers.join(", ");

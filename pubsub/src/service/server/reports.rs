@@ -16,22 +16,19 @@ impl Service {
             let reason = Refusal::new(ErrorKind::Failed, reason);
             return vec![Notice::Refused { request, reason }];
         }
-        let mut parts = vec![Vec::new()];
-        let mut bytes = 0;
+        let (mut notices, mut rows, mut bytes) = (Vec::new(), Vec::new(), 0);
         for row in self.report() {
             let length = protocol::encode(&row).len();
             if bytes + length > PART && bytes > 0 {
-                parts.push(Vec::new());
+                let rows = std::mem::take(&mut rows);
+                notices.push(Notice::Rows { request, rows, is_last: false });
                 bytes = 0;
             }
             bytes += length;
-            if let Some(part) = parts.last_mut() {
-                part.push(row);
-            }
+            rows.push(row);
         }
-        let last = parts.len() - 1;
-        let notices = parts.into_iter().enumerate();
-        notices.map(|(at, rows)| Notice::Rows { request, rows, is_last: at == last }).collect()
+        notices.push(Notice::Rows { request, rows, is_last: true });
+        notices
     }
 
     /// All rows of the report. The first one is the node's.

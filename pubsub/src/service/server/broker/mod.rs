@@ -143,8 +143,7 @@ impl Broker {
     }
 
     pub(super) fn take_held(&mut self) -> Vec<(Participant, Request)> {
-        let clients = self.clients.iter_mut();
-        let held = clients.flat_map(|(member, client)| {
+        let held = self.clients.iter_mut().flat_map(|(member, client)| {
             std::mem::take(&mut client.held).into_iter().map(|it| (*member, it))
         });
         held.collect()
