@@ -84,7 +84,6 @@ impl Setting {
         Self { about, ..self }
     }
 
-    /// How a text sets the value.
     pub(super) fn read(self, read: fn(&mut Settings, &str) -> Read<()>) -> Self {
         Self { read, ..self }
     }

@@ -55,7 +55,6 @@ impl UnknownVariable {
         self.nearest.is_some()
     }
 
-    /// The error about a misspelt variable.
     pub(super) fn misspelt(&self) -> Option<Error> {
         let (name, near) = (self.name.escape_debug().to_string(), self.nearest?);
         let detail = format!(

@@ -22,8 +22,8 @@ use crate::service::{ServiceProcess, ServiceThread, describe_process};
 
 /// Wait for an answer before the leader is checked.
 const ANSWER_POLL: Duration = Duration::from_millis(100);
-/// Between two attempts to connect.
-const PAUSE: Duration = Duration::from_millis(5);
+/// Between two attempts to connect or join.
+pub(super) const PAUSE: Duration = Duration::from_millis(5);
 
 /// How long a free leader lock is left to the holder of the priority lock. The kernel frees the
 /// priority lock of a dead process, so this bounds a stopped or starved one.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use ipc::{Channel, DoorbellWatcher, ForkGeneration, Liveness, Participant, PidFd};
 
-use self::connector::{LocalService, ServiceConnector};
+use self::connector::{LocalService, PAUSE, ServiceConnector};
 use self::membership::{Answer, MembershipInner, unexpected_answer};
 use crate::context::{NodeContext, Retry, TopicContext};
 use crate::error::{Error, ErrorKind, Result};
@@ -101,8 +101,6 @@ struct Welcome {
 }
 
 const JOINING: &str = "join node";
-/// Between two attempts to join.
-const PAUSE: Duration = Duration::from_millis(5);
 
 /// A process that was accepted, and is about to become a member.
 struct JoinedNode {

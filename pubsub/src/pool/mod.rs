@@ -278,7 +278,6 @@ impl Pool {
         Ok(())
     }
 
-    /// Duplicates a piece for another process.
     pub(crate) fn piece(&self, number: usize) -> Result<Option<Piece>> {
         let copied = lock(&self.pieces).get(number).map(Piece::try_clone).transpose();
         copied.during("duplicate piece of pool").on(self.id)

@@ -168,7 +168,6 @@ impl Loan {
         written.inspect_err(|_| self.in_flight = self.state.context.local.in_flight())
     }
 
-    /// Copies all of it from a device's memory.
     pub(crate) fn copy(&mut self, from: &Slice, timeout: Duration) -> Result<()> {
         if from.length() == 0 {
             return Ok(());

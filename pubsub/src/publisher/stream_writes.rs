@@ -82,7 +82,6 @@ impl Loan {
         self.publish_in_order(stream, None)
     }
 
-    /// Copies all of it on a stream.
     fn copy_on(&mut self, stream: &Stream, from: &Slice, timeout: Duration) -> Result<()> {
         if !self.state.context.local.control().is_stream_ordered() {
             stream.synchronize(timeout).during(OPERATION)?;

@@ -31,7 +31,6 @@ impl WaitSpan {
         now
     }
 
-    /// An attempt has ended, with success or not.
     pub(super) fn end(&self, has_found: bool) {
         match has_found {
             true => self.relieved(),

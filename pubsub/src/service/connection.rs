@@ -31,7 +31,6 @@ const MAX_DESCRIPTORS_IN_FLIGHT: usize = 128;
 pub(super) struct Connection {
     channel: Channel,
     queued: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
-    /// Bytes of all queued messages.
     bytes: usize,
     files: usize,
     /// When a message was last sent, or the first one queued.

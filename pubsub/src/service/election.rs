@@ -167,7 +167,6 @@ impl<const IS_PRIORITY: bool> RecordLock<IS_PRIORITY> {
     }
 }
 
-/// Returns true if this process holds the lock of a file.
 fn is_own(held: &BTreeMap<FileId, ForkGeneration>, directory: &Path, name: &str) -> bool {
     let found = fs::metadata(directory.join(name));
     let holder = found.ok().and_then(|found| held.get(&(found.dev(), found.ino())).copied());

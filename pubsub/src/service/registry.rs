@@ -45,7 +45,6 @@ pub(super) struct Registry {
     max_topics: usize,
 }
 
-/// The pools of a topic's memory location.
 fn pools_of(place: SharedLocation) -> [PoolId; 2] {
     Direction::BOTH.map(|direction| PoolId { place, direction })
 }

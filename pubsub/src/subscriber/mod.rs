@@ -127,7 +127,6 @@ impl Drop for Subscription {
     }
 }
 
-/// What a subscription ends of a queue.
 #[derive(Debug, Clone, Copy)]
 enum EndScope {
     /// All messages but those that its samples hold.
@@ -277,7 +276,6 @@ impl Subscriber {
         self.has_all(Direction::Inbound).then_some((last_sequences, changes))
     }
 
-    /// Counts messages that are missing behind the last one.
     fn count_missing_after_last(&mut self) {
         let missed = self.loss_tracker.missed();
         if let Some((last, drops)) = self.missing_after_last() {
@@ -291,7 +289,6 @@ impl Subscriber {
         }
     }
 
-    /// Publishes the count for reports of the node.
     #[cold]
     fn report_missed(&self) {
         let topic = &self.shared.context.topic;

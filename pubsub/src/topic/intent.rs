@@ -21,7 +21,6 @@ pub(super) struct Intent<'a, W> {
     at: usize,
 }
 
-/// Parties of a transfer.
 #[derive(Debug)]
 pub(super) struct BlockHandoff<'a, W: Words + Clone> {
     intent: Intent<'a, W>,

@@ -14,7 +14,6 @@ use crate::pool::Direction;
 pub(crate) struct LostPublisher {
     /// Zeros for a publisher of this node.
     pub(crate) node: [u8; 16],
-    /// Identifier of the publisher on that node.
     pub(crate) publisher: u64,
 }
 

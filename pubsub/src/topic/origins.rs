@@ -209,7 +209,6 @@ impl<W: Words + Clone> TopicWords<W> {
         lock(&self.tracked_origins).push(origin);
     }
 
-    /// This process no longer receives the origin.
     pub(crate) fn untrack_origin(&self, origin: &OriginId) {
         let mut all = lock(&self.tracked_origins);
         if let Some(index) = all.iter().position(|one| one == origin) {

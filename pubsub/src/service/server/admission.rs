@@ -16,7 +16,6 @@ use crate::wake::WakeFd;
 
 pub(super) const RECEIVING: &str = "accept process";
 pub(super) const MAX_PENDING_CLIENTS: usize = 64;
-/// Time for the first message.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection without a first message so far.

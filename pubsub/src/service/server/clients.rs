@@ -28,7 +28,6 @@ fn other_node() -> Error {
     Error::new(RECEIVING, ErrorKind::Closed, "the node was re-created without this process")
 }
 
-/// The only descriptor of a message.
 fn only(descriptors: Vec<OwnedFd>) -> Result<OwnedFd> {
     protocol::exactly(RECEIVING, descriptors).map(|[descriptor]| descriptor)
 }

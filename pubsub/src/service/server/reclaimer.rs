@@ -153,7 +153,6 @@ impl Service {
         }
     }
 
-    /// No acknowledgement of this process is awaited any more.
     fn stop_awaiting(&mut self, participant: Participant) {
         let Some(served_node) = &self.served_node else { return };
         self.broker.acknowledge(&served_node.caller(), participant, u64::MAX);
