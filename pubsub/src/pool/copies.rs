@@ -32,10 +32,8 @@ impl InFlightCopies {
 
     /// Returns true if all copies completed without error. Failed work may still be running.
     pub(crate) fn is_done(&self) -> bool {
-        let is_done = |point: &Option<Point>| {
-            point.as_ref().is_some_and(|point| matches!(point.is_done(), Ok(true)))
-        };
-        self.0.iter().all(is_done)
+        let is_done = |point: &Point| matches!(point.is_done(), Ok(true));
+        self.0.iter().all(|point| point.as_ref().is_some_and(is_done))
     }
 }
 

@@ -425,12 +425,9 @@ impl Pool {
             return self.copy_to_host(to, from, longest);
         }
         let stream = self.stream()?;
-        let begun = self.wait_for_default_stream(stream, from);
-        let copied = begun.and_then(|()| stream.copy(to, from));
-        copied
-            .and_then(|()| stream.synchronize(longest))
-            .during("copy into message of pool")
-            .on(self.id)
+        let begun = self.wait_for_default_stream(stream, from).and_then(|()| stream.copy(to, from));
+        let copied = begun.and_then(|()| stream.synchronize(longest));
+        copied.during("copy into message of pool").on(self.id)
     }
 
     fn stream(&self) -> Result<&Stream> {

@@ -401,10 +401,7 @@ impl Registry {
 
     /// All participants that own blocks, slots or subscriptions.
     pub(super) fn owners(&self, caller: &Caller<'_>) -> Result<BTreeSet<Participant>> {
-        let mut owners = BTreeSet::new();
-        for topic in self.topics() {
-            owners.extend(topic.owners());
-        }
+        let mut owners: BTreeSet<_> = self.topics().flat_map(|topic| topic.owners()).collect();
         for pool in self.pools() {
             owners.extend(pool.owners(caller)?);
         }

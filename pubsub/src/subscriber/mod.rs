@@ -363,7 +363,7 @@ impl Subscriber {
             // Streams ring no doorbell.
             let is_watched = self.is_waiting_for_streams();
             if is_watched {
-                self.shared.poll_streams();
+                self.shared.deferred_releases.poll_all(&self.shared.context);
             }
             let next_poll = is_watched.then(|| Instant::now() + backoff.next_pause());
             let end = next_poll.map_or(deadline, |next_poll| next_poll.min(deadline));

@@ -156,9 +156,8 @@ impl Sample {
     /// was evicted and the block was reused.
     #[must_use]
     pub fn origin(&self) -> Option<[u8; 16]> {
-        self.entry
-            .has_origin
-            .then(|| self.read_info(|sample_info| sample_info.origin()).unwrap_or_default())
+        let origin = || self.read_info(|sample_info| sample_info.origin()).unwrap_or_default();
+        self.entry.has_origin.then(origin)
     }
 
     /// When it was published, in nanoseconds since 1970, by the clock of the publisher's node.

@@ -67,10 +67,7 @@ impl Subscriber {
     /// Returns true if a stream is still writing the next message.
     #[inline]
     pub(super) fn is_next_unwritten(&self) -> bool {
-        let is_stream_ordered = |lookahead: &Option<(u64, Entry)>| {
-            lookahead.is_some_and(|it| it.1.sync_point.is_some())
-        };
-        self.lookahead.iter().any(is_stream_ordered)
+        self.lookahead.iter().flatten().any(|(_, entry)| entry.sync_point.is_some())
     }
 
     /// From a message that a stream writes onwards: the first one that is written, or for which
@@ -257,6 +254,14 @@ impl DeferredReleases {
         self.count.load(Ordering::Relaxed) != 0
     }
 
+    /// Releases messages that streams have finished with. True if some are left.
+    pub(super) fn poll_all(&self, context: &TopicContext) -> bool {
+        for direction in Direction::BOTH {
+            self.poll_streams(context.pool(direction));
+        }
+        self.has_any()
+    }
+
     fn is_released(&self, release: &DeferredRelease, pool: &Pool) -> bool {
         let is_read = match release.read.as_ref().map(Point::is_done) {
             Some(Ok(is_read)) => is_read,
@@ -310,20 +315,13 @@ impl Subscription {
         control.free_if_idle(&self.context.node.caller(), block);
     }
 
-    /// Releases messages that streams have finished with. True if some are left.
-    pub(super) fn poll_streams(&self) -> bool {
-        for direction in Direction::BOTH {
-            self.deferred_releases.poll_streams(self.context.pool(direction));
-        }
-        self.deferred_releases.has_any()
-    }
-
     /// Waits for streams at the end of the subscription. After a timeout a thread takes over, and
     /// then ends the subscription. Until then the process stays a member of its node, since streams
     /// may still read its messages.
     pub(super) fn drain_releases(&self) -> bool {
         let (mut backoff, deadline) = (STREAM_POLL_BACKOFF, Instant::now() + DRAIN_TIMEOUT);
-        while self.deferred_releases.has_any() && self.poll_streams() {
+        let deferred_releases = &self.deferred_releases;
+        while deferred_releases.has_any() && deferred_releases.poll_all(&self.context) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 self.transfer_to_streams();
@@ -369,10 +367,7 @@ impl DeferredValue for EndedSubscription {
     const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
     fn is_unused(&mut self) -> bool {
-        for direction in Direction::BOTH {
-            self.deferred_releases.poll_streams(self.context.pool(direction));
-        }
-        !self.deferred_releases.has_any()
+        !self.deferred_releases.poll_all(&self.context)
     }
 
     fn end(self) {

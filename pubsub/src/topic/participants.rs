@@ -62,9 +62,7 @@ impl<W: Words + Clone> TopicWords<W> {
     /// Cheap: [`subscribers`](Self::subscribers) inspects all messages.
     pub(crate) fn activity(&self) -> (bool, bool) {
         let publishes = publishers::slots(self.words()).any(|slot| slot.seen().is_some());
-        let is_process = |subscription_id: SubscriptionId| {
-            !subscription_id.participant().is_some_and(Participant::is_role)
-        };
+        let is_process = |id: SubscriptionId| !id.participant().is_some_and(Participant::is_role);
         (publishes, self.local().subscription_ids().any(is_process))
     }
 
@@ -84,12 +82,10 @@ impl<W: Words + Clone> TopicWords<W> {
     /// All participants that own a slot or a subscription.
     pub(crate) fn owners(&self) -> BTreeSet<Participant> {
         let publishers = publishers::slots(self.words()).filter_map(|slot| slot.participant());
-        let subscription_ids =
-            [self.local(), self.inbound()].into_iter().flat_map(|queue| queue.subscription_ids());
-        publishers
-            .chain(subscription_ids.filter_map(|subscription_id| subscription_id.participant()))
-            .chain(self.writer())
-            .collect()
+        let queues = [self.local(), self.inbound()].into_iter();
+        let subscription_ids = queues.flat_map(|queue| queue.subscription_ids());
+        let subscribers = subscription_ids.filter_map(|id| id.participant());
+        publishers.chain(subscribers).chain(self.writer()).collect()
     }
 
     pub(crate) fn report(&self) -> Vec<Row> {

@@ -153,8 +153,7 @@ impl Pool {
         control.free_if_idle(caller, *block)
     }
 
-    pub(crate) fn register_poller(&self, stream_pollers: Weak<dyn StreamPoller>) {
-        let weak = stream_pollers;
+    pub(crate) fn register_poller(&self, weak: Weak<dyn StreamPoller>) {
         let mut all = lock(&self.streams.stream_pollers);
         if !all.iter().any(|known| known.ptr_eq(&weak)) {
             all.push(weak);
@@ -164,13 +163,8 @@ impl Pool {
     /// Polls streams of this process. True if some are still busy.
     pub(crate) fn poll_streams(&self, caller: &Caller<'_>) -> bool {
         // The list is taken first, since a poller may call this function.
-        let all = std::mem::take(&mut *lock(&self.streams.stream_pollers));
-        let mut left = Vec::new();
-        for weak in all {
-            if weak.upgrade().is_some_and(|stream_pollers| stream_pollers.poll_streams(self)) {
-                left.push(weak);
-            }
-        }
+        let mut left = std::mem::take(&mut *lock(&self.streams.stream_pollers));
+        left.retain(|weak| weak.upgrade().is_some_and(|poller| poller.poll_streams(self)));
         let mut stream_pollers = lock(&self.streams.stream_pollers);
         left.retain(|weak| !stream_pollers.iter().any(|known| known.ptr_eq(weak)));
         stream_pollers.extend(left);

@@ -110,9 +110,7 @@ impl EvictionMonitor {
     }
 
     pub(super) fn forget(&mut self, number: u32) {
-        for direction in Direction::BOTH {
-            self.monitored.remove(&(number, direction));
-        }
+        self.monitored.retain(|(topic, _), _| *topic != number);
     }
 
     /// How soon to check again; None if no topic is monitored.
