@@ -26,9 +26,50 @@ impl MappedSpan {
         (is_inside && is_host(&memory)).then_some(Self { memory, offset, length })
     }
 
+    /// New memory of this process that a device reaches, too.
+    pub(crate) fn pinned(
+        layout: Layout,
+        length: usize,
+        device: &Device,
+        operation: &'static str,
+    ) -> Result<Self> {
+        let segment = Segment::create(layout, length);
+        let segment = segment.map_err(|error| Error::of(operation, error))?;
+        segment.mark_ready();
+        let pinned = transfer::pin(&segment, device);
+        let memory = Arc::new(pinned.map_err(|error| Error::of(operation, error))?);
+        Ok(Self { length: memory.length(), memory, offset: 0 })
+    }
+
     /// The memory that contains the range.
-    pub(crate) fn memory(&self) -> Arc<Memory> {
-        Arc::clone(&self.memory)
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// The address of a part, if that lies in this memory.
+    fn part(&self, offset: usize, length: usize) -> Result<*mut u8> {
+        let end = offset.checked_add(length);
+        match end.is_some_and(|end| end as u64 <= self.length) {
+            true => Ok(fabric::Memory::as_ptr(self).wrapping_add(offset)),
+            false => Err(refuse(IN)),
+        }
+    }
+
+    /// Copies bytes to it.
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        let target = self.part(offset, bytes.len())?;
+        // SAFETY: inside the memory, which stays mapped; as in `unload`.
+        unsafe { libc::memmove(target.cast(), bytes.as_ptr().cast(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes out of it.
+    pub(crate) fn read(&self, offset: usize, length: usize) -> Result<Vec<u8>> {
+        let from = self.part(offset, length)?;
+        let mut bytes = vec![0_u8; length];
+        // SAFETY: inside the memory, which stays mapped; as in `unload`.
+        unsafe { libc::memmove(bytes.as_mut_ptr().cast(), from.cast(), length) };
+        Ok(bytes)
     }
 }
 
@@ -41,91 +82,6 @@ unsafe impl fabric::Memory for MappedSpan {
 
     fn len(&self) -> usize {
         self.length as usize
-    }
-}
-
-/// The body of a segment of this process.
-pub(crate) struct SegmentMemory(Segment);
-
-impl SegmentMemory {
-    /// A new segment, also pinned for a device.
-    pub(crate) fn create(
-        layout: Layout,
-        length: usize,
-        device: &Device,
-        operation: &'static str,
-    ) -> Result<(Self, Memory)> {
-        let of_ipc = |error| Error::of(operation, error);
-        let segment = Segment::create(layout, length).map_err(of_ipc)?;
-        segment.mark_ready();
-        let pinned = transfer::pin(&segment, device);
-        let pinned = pinned.map_err(|error| Error::of(operation, error))?;
-        Ok((Self(segment), pinned))
-    }
-}
-
-// SAFETY: a segment never moves or changes its size, and stays mapped until its last handle is
-// dropped, and this is one. Its bytes are accessed through pointers only.
-unsafe impl fabric::Memory for SegmentMemory {
-    fn as_ptr(&self) -> *mut u8 {
-        self.0.body()
-    }
-
-    fn len(&self) -> usize {
-        self.0.body_length()
-    }
-}
-
-/// Host memory of this process that a device reaches, too.
-pub(crate) struct PinnedMemory {
-    // Unpinned before it is unmapped.
-    pinned: Memory,
-    segment: SegmentMemory,
-}
-
-impl PinnedMemory {
-    pub(crate) fn create(
-        layout: Layout,
-        length: usize,
-        device: &Device,
-        operation: &'static str,
-    ) -> Result<Self> {
-        let (segment, pinned) = SegmentMemory::create(layout, length, device, operation)?;
-        Ok(Self { pinned, segment })
-    }
-
-    /// A range as the device reaches it.
-    pub(crate) fn slice(&self, offset: u64, length: u64) -> Result<Slice> {
-        self.pinned.slice(offset, length).map_err(|error| Error::of(IN, error))
-    }
-
-    /// Returns true if a range lies in this memory.
-    fn contains(&self, offset: usize, length: usize) -> bool {
-        let end = offset.checked_add(length);
-        end.is_some_and(|end| end <= fabric::Memory::len(&self.segment))
-    }
-
-    /// Copies bytes to it.
-    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
-        if !self.contains(offset, bytes.len()) {
-            return Err(refuse(IN));
-        }
-        let target = fabric::Memory::as_ptr(&self.segment).wrapping_add(offset);
-        // SAFETY: inside the segment, which stays mapped; as in `unload`.
-        unsafe { libc::memmove(target.cast(), bytes.as_ptr().cast(), bytes.len()) };
-        Ok(())
-    }
-
-    /// Copies bytes out of it.
-    pub(crate) fn read(&self, offset: usize, length: usize) -> Result<Vec<u8>> {
-        if !self.contains(offset, length) {
-            return Err(refuse(IN));
-        }
-        let mut bytes = vec![0_u8; length];
-        let from = fabric::Memory::as_ptr(&self.segment).wrapping_add(offset);
-        // SAFETY: inside the segment, which stays mapped; as in `unload`.
-        unsafe { libc::memmove(bytes.as_mut_ptr().cast(), from.cast(), length) };
-        Ok(bytes)
     }
 }
 

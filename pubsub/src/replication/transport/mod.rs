@@ -15,7 +15,7 @@ use ipc::Layout;
 use transfer::device_memory;
 
 use self::copy_threads::CopyThreads;
-use self::host_memory::PinnedMemory;
+use self::host_memory::MappedSpan;
 use super::{PayloadLocation, RingProgress};
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::inbound::{Chunk, InboundTransport};
@@ -23,7 +23,7 @@ use crate::replication::message_header::RingMessageKind;
 use crate::replication::outbound::{OutboundTransport, Part};
 use crate::replication::probe::RingProbe;
 use crate::replication::transport::buffers::{
-    BatchBuffers, CopyStreams, ProbeSource, SourceRegistrations, StagingSlots,
+    BatchBuffers, CopyStreams, ProbeSource, SourceRegistrations, StagingSlots, host_region,
 };
 
 /// Shorter messages use only the first lane of their ring: striping them is not worth waking a
@@ -60,20 +60,20 @@ pub(super) struct RingDeviceAccess {
     /// The ring lies in device memory.
     is_direct: bool,
     /// Where its chunks are looked at during a probe.
-    mirror: Option<PinnedMemory>,
+    mirror: Option<MappedSpan>,
 }
 
 impl RingDeviceAccess {
     /// A ring in host memory that is pinned for a device.
-    pub(super) fn pinned(memory: Memory) -> Self {
-        Self { memory, is_direct: false, mirror: None }
+    pub(super) fn pinned(span: &MappedSpan) -> Self {
+        Self { memory: Memory::clone(span.memory()), is_direct: false, mirror: None }
     }
 
     /// A ring in device memory, which is probed or not.
     pub(super) fn on_device(memory: Memory, is_probed: bool) -> Result<Self> {
         let device = memory.mapped_for();
         let length = memory.length() as usize;
-        let mirror = is_probed.then(|| PinnedMemory::create(MIRROR, length, device, READ));
+        let mirror = is_probed.then(|| MappedSpan::pinned(MIRROR, length, device, READ));
         Ok(Self { mirror: mirror.transpose()?, memory, is_direct: true })
     }
 
@@ -144,13 +144,7 @@ impl Transport {
     fn empty(&mut self) -> fabric::Result<RegionSlice> {
         let region = match self.empty.take() {
             Some(region) => region,
-            None => {
-                let endpoint = self.port.endpoint();
-                let memory = fabric::HostMemory::zeroed(64)?;
-                let region = endpoint.domain().register(memory, fabric::Access::WRITE)?;
-                region.enable_for(endpoint)?;
-                region
-            }
+            None => host_region(self.port.endpoint(), 64)?,
         };
         self.empty.insert(region).slice(0..0)
     }
@@ -225,7 +219,7 @@ impl OutboundTransport for Transport {
         };
         let (part, at) = match part {
             Part::BatchBuffer { batch_buffer, length } => {
-                (Self::start(self.batch_buffers.get(batch_buffer)?, length)?, at)
+                (Self::start(self.batch_buffers.region(batch_buffer)?, length)?, at)
             }
             Part::Slot { slot, length } => {
                 (Self::start(self.slots.region(slot, lane, &self.port)?, length)?, at)
@@ -284,7 +278,7 @@ impl OutboundTransport for Transport {
     }
 
     fn take_batch_buffer(&mut self, is_first: bool) -> Option<u32> {
-        self.batch_buffers.take(is_first, self.port.endpoint())
+        self.batch_buffers.take_region(is_first, self.port.endpoint())
     }
 
     fn release_batch_buffer(&mut self, batch_buffer: u32, is_quarantined: bool) {
@@ -292,7 +286,7 @@ impl OutboundTransport for Transport {
     }
 
     fn write_batch_buffer(&mut self, batch_buffer: u32, at: usize, bytes: &[u8]) -> Result<()> {
-        self.batch_buffers.get(batch_buffer)?.write(at, bytes).map_err(write_failed)
+        self.batch_buffers.region(batch_buffer)?.write(at, bytes).map_err(write_failed)
     }
 
     fn gather(
@@ -302,7 +296,7 @@ impl OutboundTransport for Transport {
         from: &PayloadLocation,
         length: usize,
     ) -> Result<()> {
-        host_memory::gather(from.slice(), length, self.batch_buffers.get(batch_buffer)?, at)
+        host_memory::gather(from.slice(), length, self.batch_buffers.region(batch_buffer)?, at)
     }
 
     fn take_slot(&mut self, like: &PayloadLocation, is_first: bool) -> Result<Option<u32>> {
@@ -458,7 +452,7 @@ impl InboundTransport for RingInput<'_> {
         for (from, length) in [(start + length - tail, tail), (start, length - tail)] {
             if length > 0 {
                 let piece = memory.slice(from, length).map_err(copy_in_failed)?;
-                let to = mirror.slice(from, length)?;
+                let to = mirror.memory().slice(from, length).map_err(copy_in_failed)?;
                 last = Some(self.into.copy(memory.mapped_for(), &to, &piece)?);
             }
         }

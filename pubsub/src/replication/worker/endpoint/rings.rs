@@ -13,7 +13,7 @@ use super::device_rings::{Beginning, RingEnds, RingExtent};
 use super::renewal::ADDRESS_LIMITS;
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::connection_messages::{DirectWriter, MAX_LANES, fit_addresses};
-use crate::replication::transport::host_memory::SegmentMemory;
+use crate::replication::transport::host_memory::MappedSpan;
 use crate::replication::transport::{MIN_STRIPED_LENGTH, RingDeviceAccess};
 use crate::replication::worker::topics::InboundRingMemory;
 use crate::replication::worker::{CONNECT, ConnectRequest, MIN_RING_SIZE, WorkerOptions};
@@ -176,14 +176,11 @@ impl WorkerEndpoint {
             }
             Err(cause) => cause,
         };
-        let (memory, pinned) =
-            SegmentMemory::create(RING, options.capacity as usize, device, CONNECT)?;
+        let memory = MappedSpan::pinned(RING, options.capacity as usize, device, CONNECT)?;
+        let device_access = RingDeviceAccess::pinned(&memory);
         let port = self.transport.port_mut();
         let ring = port.offer_on_lanes(options, lanes, memory).map_err(of_fabric)?;
-        Ok((
-            InboundRingMemory::in_host(ring, Some(RingDeviceAccess::pinned(pinned)), Some(cause)),
-            false,
-        ))
+        Ok((InboundRingMemory::in_host(ring, Some(device_access), Some(cause)), false))
     }
 
     /// Memory of a device for a ring, registered with the domain of each lane.
