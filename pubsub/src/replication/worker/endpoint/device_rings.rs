@@ -66,7 +66,7 @@ pub(super) enum Beginning {
 
 /// Which rings may lie in device memory.
 #[derive(Debug)]
-pub(super) struct DeviceRings {
+pub(crate) struct DeviceRings {
     facts: FabricFacts,
     histories: HashMap<RingEnds, RingHistory>,
     /// Memory of rings whose probes failed, and until when it is kept.
@@ -103,7 +103,7 @@ impl DeviceRings {
     }
 
     /// What this node, as a writer from memory of this device or of the host, says about itself.
-    pub(super) fn as_writer(&self, device: Option<&Device>) -> Option<DirectWriter> {
+    pub(crate) fn as_writer(&self, device: Option<&Device>) -> Option<DirectWriter> {
         let setting = self.facts.setting();
         let is_refused = match device {
             Some(device) => self.obstacle_at(device).is_some(),
@@ -153,7 +153,7 @@ impl DeviceRings {
     }
 
     /// The probe of a ring has passed. False if another one with the same ends has failed meanwhile.
-    pub(super) fn probe_passed(&mut self, ends: RingEnds, extent: RingExtent) -> bool {
+    pub(crate) fn probe_passed(&mut self, ends: RingEnds, extent: RingExtent) -> bool {
         let history = self.histories.entry(ends).or_default();
         if history.passed.is_none_or(|passed| extent.includes(passed)) {
             history.passed = Some(extent);
@@ -167,17 +167,17 @@ impl DeviceRings {
     }
 
     /// A ring ended by itself, after a message had arrived by it or not.
-    pub(super) fn ring_ended(&mut self, ends: RingEnds, has_messages: bool) {
+    pub(crate) fn ring_ended(&mut self, ends: RingEnds, has_messages: bool) {
         let history = self.histories.entry(ends).or_default();
         history.broken = if has_messages { 0 } else { history.broken.saturating_add(1) };
     }
 
     /// Keeps the memory of a ring whose probe failed.
-    pub(super) fn quarantine(&mut self, regions: Vec<MemoryRegion>, now: u64) {
+    pub(crate) fn quarantine(&mut self, regions: Vec<MemoryRegion>, now: u64) {
         self.quarantined.push_back((now + QUARANTINE, regions));
     }
 
-    pub(super) fn release_quarantined(&mut self, now: u64) {
+    pub(crate) fn release_quarantined(&mut self, now: u64) {
         while self.quarantined.front().is_some_and(|(until, _)| *until <= now) {
             self.quarantined.pop_front();
         }

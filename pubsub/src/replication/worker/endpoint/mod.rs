@@ -122,6 +122,11 @@ impl WorkerEndpoint {
         &mut self.transport
     }
 
+    /// Decides which rings may lie in device memory.
+    pub(super) fn device_rings(&mut self) -> &mut DeviceRings {
+        &mut self.device_rings
+    }
+
     /// Wakes the thread while it waits for the endpoint, until that is renewed.
     pub(super) fn waker(&mut self) -> Waker {
         self.transport.port_mut().parts().1.waker()

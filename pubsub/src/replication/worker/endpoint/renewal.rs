@@ -175,9 +175,11 @@ impl WorkerEndpoint {
         true
     }
 
-    /// A node disconnected: its connections need no renewal any more.
-    pub(crate) fn cancel_renewal(&mut self, node: NodeId) {
+    /// A node disconnected: its connections need no renewal any more, and its rings are probed
+    /// again.
+    pub(crate) fn node_lost(&mut self, node: NodeId) {
         self.faults.cancel_renewal(node);
+        self.device_rings.node_lost(node);
     }
 
     /// Why the endpoint is to be renewed now, and because of which node, if only one.

@@ -12,7 +12,7 @@ use super::WorkerEndpoint;
 use super::device_rings::{Beginning, RingEnds, RingExtent};
 use super::renewal::ADDRESS_LIMITS;
 use crate::error::{Error, ErrorKind, Result};
-use crate::replication::connection_messages::{DirectWriter, MAX_LANES, fit_addresses};
+use crate::replication::connection_messages::{MAX_LANES, fit_addresses};
 use crate::replication::transport::host_memory::MappedSpan;
 use crate::replication::transport::{MIN_STRIPED_LENGTH, RingDeviceAccess};
 use crate::replication::worker::topics::InboundRingMemory;
@@ -203,40 +203,10 @@ impl WorkerEndpoint {
         Ok((device_access, regions.map_err(of_fabric)?))
     }
 
-    /// What this node says about itself as the writer of a topic on this device, or on the host.
-    pub(crate) fn direct_writer(&self, device: Option<&Device>) -> Option<DirectWriter> {
-        self.device_rings.as_writer(device)
-    }
-
-    /// The bytes of a probe were right. False if those of another one with the same ends were not.
-    pub(crate) fn probe_passed(&mut self, (ends, extent): (RingEnds, RingExtent)) -> bool {
-        self.device_rings.probe_passed(ends, extent)
-    }
-
-    /// They were not.
+    /// The bytes of a probe were not there.
     pub(crate) fn probe_failed(&mut self, ends: RingEnds, cause: &str) {
         let provider = &self.transport.port().endpoint().domain().capabilities().provider;
         self.device_rings.probe_failed(ends, format!("{provider} failed the probe: {cause}"));
-    }
-
-    /// Keeps the memory of a ring that late bytes may still reach.
-    pub(crate) fn quarantine(&mut self, regions: Vec<MemoryRegion>, now: u64) {
-        self.device_rings.quarantine(regions, now);
-    }
-
-    /// A ring in device memory ended by itself, after a message had arrived by it or not.
-    pub(crate) fn direct_ring_ended(&mut self, (ends, has_messages): (RingEnds, bool)) {
-        self.device_rings.ring_ended(ends, has_messages);
-    }
-
-    /// A node disconnected: its rings are probed again.
-    pub(crate) fn forget_verdicts(&mut self, node: NodeId) {
-        self.device_rings.node_lost(node);
-    }
-
-    /// Releases the memory of rings whose probes failed long ago.
-    pub(crate) fn release_quarantined(&mut self, now: u64) {
-        self.device_rings.release_quarantined(now);
     }
 
     /// Closes a ring of a node. No answer is waited for if the writer is gone or has restarted.

@@ -44,7 +44,7 @@ impl WorkerLoop {
                     if let Some(index) = self.topics.index_of(WorkerTopicKey::Out(key)) {
                         self.disconnect_writer(index, node, None);
                         if let Some(topic) = self.topics.outbound(index) {
-                            topic.remove(node, self.endpoint.transport());
+                            topic.outbound().remove(node, self.endpoint.transport());
                         }
                         self.ready(TopicSlot::Out(index));
                     }
@@ -65,8 +65,7 @@ impl WorkerLoop {
                     self.handle_control_message(key, node, message)
                 }
                 Command::NodeLost(node) => {
-                    self.endpoint.cancel_renewal(node);
-                    self.endpoint.forget_verdicts(node);
+                    self.endpoint.node_lost(node);
                     let detail = "the node disconnected";
                     self.disconnect_node(node, true, || {
                         Error::new(CONNECT, ErrorKind::Closed, detail).at(node)
@@ -101,7 +100,7 @@ impl WorkerLoop {
     fn report_lagging(&mut self, key: TopicKey) {
         let Some(index) = self.topics.index_of(WorkerTopicKey::Out(key)) else { return };
         let Some(topic) = self.topics.outbound(index) else { return };
-        for node in topic.lagging() {
+        for node in topic.outbound().lagging() {
             self.events.send(WorkerEvent::Lagging { key, node });
         }
     }

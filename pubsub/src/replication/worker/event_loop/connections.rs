@@ -40,7 +40,7 @@ impl WorkerLoop {
         let (connection, from) = (self.topics.next_connection(), self.endpoint.address().to_vec());
         let Some(topic) = self.topics.outbound(index) else { return };
         let parameters = topic.request(node, connection, self.now.monotonic);
-        let direct = self.endpoint.direct_writer(topic.device());
+        let direct = self.endpoint.device_rings().as_writer(topic.device());
         let lanes = self.endpoint.lane_count_for(&parameters);
         let lane_addresses = self.endpoint.further_lane_addresses(lanes);
         let request = ConnectionMessage::ConnectRequest {
@@ -166,7 +166,8 @@ impl WorkerLoop {
         addresses: (Vec<u8>, Vec<Vec<u8>>),
     ) -> Result<()> {
         let Some(topic) = self.topics.outbound(index) else { return Ok(()) };
-        if offer.inline_data > 0 && self.endpoint.direct_writer(topic.device()).is_none() {
+        if offer.inline_data > 0 && self.endpoint.device_rings().as_writer(topic.device()).is_none()
+        {
             let detail = "offered ring lies in device memory, which this node does not write to";
             return Err(Error::new(CONNECT, ErrorKind::Malformed, detail));
         }
@@ -256,8 +257,9 @@ impl WorkerLoop {
     /// Counts a topic's ring that ends, if it lies in device memory: after too many of them without a
     /// message, further rings lie in host memory.
     pub(super) fn note_ended_ring(&mut self, index: usize) {
-        if let Some(ring) = self.topics.inbound(index).and_then(|topic| topic.direct_ring()) {
-            self.endpoint.direct_ring_ended(ring);
+        let ring = self.topics.inbound(index).and_then(|topic| topic.direct_ring());
+        if let Some((ends, has_messages)) = ring {
+            self.endpoint.device_rings().ring_ended(ends, has_messages);
         }
     }
 
@@ -270,7 +272,7 @@ impl WorkerLoop {
                 continue;
             }
             if let Some(regions) = topic.take_direct_memory() {
-                self.endpoint.quarantine(regions, self.now.monotonic);
+                self.endpoint.device_rings().quarantine(regions, self.now.monotonic);
             }
             let reason = Error::new("probe ring in device memory", ErrorKind::Failed, cause);
             self.disconnect_inbound_ring(index, false, reason);

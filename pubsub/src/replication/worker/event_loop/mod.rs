@@ -191,9 +191,9 @@ impl WorkerLoop {
         let Some(topic) = self.topics.outbound(index) else { return Progress::default() };
         match topic.advance(self.now, self.endpoint.transport()) {
             Ok(progress) => {
-                self.ready_queue.set_stalled(index, topic.is_stalled());
-                while let Some((node, reason)) =
-                    self.topics.outbound(index).and_then(|topic| topic.next_disconnected())
+                self.ready_queue.set_stalled(index, topic.outbound().is_stalled());
+                while let Some(topic) = self.topics.outbound(index)
+                    && let Some((node, reason)) = topic.outbound().next_disconnected()
                 {
                     self.disconnect_writer(index, node, Some(reason));
                 }
@@ -212,11 +212,11 @@ impl WorkerLoop {
         let Some(topic) = self.topics.inbound(index) else { return Progress::default() };
         let progress = match topic.advance(self.now, self.endpoint.transport()) {
             Ok(progress) => {
-                if let Some(passed) = topic.take_passed_probe() {
+                if let Some((ends, extent)) = topic.take_passed_probe() {
                     let (_, node) = topic.id();
                     tracing::info!(%node, "the ring in device memory passed its probe");
-                    if !self.endpoint.probe_passed(passed) {
-                        self.end_direct_rings(passed.0, "another ring failed its probe");
+                    if !self.endpoint.device_rings().probe_passed(ends, extent) {
+                        self.end_direct_rings(ends, "another ring failed its probe");
                     }
                 }
                 progress
@@ -269,7 +269,7 @@ impl WorkerLoop {
         let timeout = nanoseconds(self.options.timeout);
         self.endpoint.expire_closing_rings(now, timeout);
         self.endpoint.transport().release_unused();
-        self.endpoint.release_quarantined(now);
+        self.endpoint.device_rings().release_quarantined(now);
         let interval = ANSWER_CHECK_INTERVAL.min(timeout / 8);
         if is_due(&mut self.next_checks.answers, now, interval) {
             self.expire_requests(timeout);

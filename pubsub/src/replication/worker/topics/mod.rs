@@ -15,7 +15,7 @@ use super::{
     ConnectRequest, Counters, InboundTopicOptions, NodeId, RingEnds, RingExtent, TopicKey,
     TopicOptions, TopicParameters, WorkerEvent, WorkerEvents,
 };
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::replication::inbound::Inbound;
 use crate::replication::outbound::{Outbound, RingForm};
 use crate::replication::probe::RingProbe;
@@ -81,14 +81,8 @@ impl OutboundTopic {
         self.device.as_ref()
     }
 
-    /// Returns true if the topic lacked capacity at its last turn.
-    pub(super) fn is_stalled(&self) -> bool {
-        self.outbound.is_stalled()
-    }
-
-    /// A connection that failed at its last turn, with the cause.
-    pub(super) fn next_disconnected(&mut self) -> Option<(NodeId, Error)> {
-        self.outbound.next_disconnected()
+    pub(super) fn outbound(&mut self) -> &mut Outbound<Transport> {
+        &mut self.outbound
     }
 
     /// Retains messages for a node that wants them. True if it needs a connection.
@@ -135,11 +129,6 @@ impl OutboundTopic {
         self.connections.remove(&node).is_some()
     }
 
-    /// Removes a node that does not want the messages any more.
-    pub(super) fn remove(&mut self, node: NodeId, transport: &mut Transport) {
-        self.outbound.remove(node, transport);
-    }
-
     /// Nodes with a connection, or a request.
     pub(super) fn nodes(&self) -> Vec<NodeId> {
         self.connections.keys().copied().collect()
@@ -152,11 +141,6 @@ impl OutboundTopic {
         };
         let late = self.connections.iter().filter(|(_, link)| is_late(link));
         late.map(|(node, _)| *node).collect()
-    }
-
-    /// Nodes that block the others.
-    pub(super) fn lagging(&self) -> Vec<NodeId> {
-        self.outbound.lagging()
     }
 
     pub(super) fn count(&self, port: &Port, counters: &mut Counters) {
