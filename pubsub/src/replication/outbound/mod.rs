@@ -136,7 +136,7 @@ pub struct DestinationCounters {
     pub blocked_for: u64,
     /// Lanes for large messages; 0 while it is not connected.
     pub lanes: u64,
-    /// True if the destination's ring lies in device memory.
+    /// True if the destination's ring, or the last one, lies in device memory.
     pub is_direct: bool,
     /// Messages that it missed because it lagged too far.
     pub missed: u64,
@@ -283,8 +283,6 @@ struct Destination<R> {
     /// The last value of `delivered` reported to the source.
     reported: Option<u64>,
     in_progress: Option<MessageInProgress>,
-    /// The ring lies in device memory.
-    is_direct: bool,
     probe: Option<OutboundProbe>,
     /// Sources of posted writes, with their ends in the ring.
     in_flight_writes: VecDeque<(u64, WriteSource)>,
@@ -380,7 +378,6 @@ impl<W: OutboundTransport> Outbound<W> {
                 delivered: self.first,
                 reported: None,
                 in_progress: None,
-                is_direct: false,
                 probe: None,
                 in_flight_writes: VecDeque::new(),
                 unacknowledged: VecDeque::new(),
@@ -407,7 +404,7 @@ impl<W: OutboundTransport> Outbound<W> {
         let destination = &mut self.destinations[index];
         destination.ring = Some(ring);
         (destination.from, destination.reported) = (from, None);
-        destination.is_direct = matches!(form, RingForm::Device { .. });
+        destination.counters.is_direct = matches!(form, RingForm::Device { .. });
         destination.probe = match form {
             RingForm::Device { probe: Some(probe) } => {
                 Some(OutboundProbe { probe, message: None, since: None, end: None })
@@ -520,12 +517,7 @@ impl<W: OutboundTransport> Outbound<W> {
     }
 
     pub(crate) fn counters(&self) -> Vec<(NodeId, DestinationCounters)> {
-        // Without a ring now: as the last one.
-        let of = |destination: &Destination<_>| {
-            let is_direct = destination.is_direct;
-            (destination.node, DestinationCounters { is_direct, ..destination.counters })
-        };
-        self.destinations.iter().map(of).collect()
+        self.destinations.iter().map(|it| (it.node, it.counters)).collect()
     }
 
     /// The ring of a connected node.

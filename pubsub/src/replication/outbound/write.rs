@@ -153,7 +153,7 @@ impl<W: OutboundTransport> Outbound<W> {
         if destination.next == end {
             return Ok(false);
         }
-        if destination.is_direct {
+        if destination.counters.is_direct {
             self.begin_inline(index, ring, now, wire).map_err(TurnFailure::Connection)?;
             return Ok(true);
         }
@@ -311,7 +311,9 @@ impl<W: OutboundTransport> Outbound<W> {
     ) -> Result<bool> {
         let mut demands = std::mem::take(&mut self.demands);
         demands.clear();
-        for destination in self.destinations.iter().filter(|d| d.ring.is_some() && !d.is_direct) {
+        for destination in
+            self.destinations.iter().filter(|d| d.ring.is_some() && !d.counters.is_direct)
+        {
             let is_blocked = destination.blocked_since.is_some();
             demands.push(PieceDemand { from: self.cursor(destination), is_blocked });
         }
