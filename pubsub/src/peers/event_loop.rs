@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -213,16 +213,14 @@ impl PeerEventLoop {
     fn wait(&mut self, deadline: Option<Duration>) {
         let now = self.shared.now();
         let mut sources = vec![PollSource::Wake];
-        let mut flags = vec![PollFlags::POLLIN];
-        let mut descriptors: Vec<BorrowedFd<'_>> = vec![self.shared.bell.as_fd()];
+        let mut entries = vec![PollFd::new(self.shared.bell.as_fd(), PollFlags::POLLIN)];
         let mut add = |source, descriptor, reads: bool, writes: bool| {
             let mut wanted = PollFlags::empty();
             wanted.set(PollFlags::POLLIN, reads);
             wanted.set(PollFlags::POLLOUT, writes);
             if !wanted.is_empty() {
                 sources.push(source);
-                flags.push(wanted);
-                descriptors.push(descriptor);
+                entries.push(PollFd::new(descriptor, wanted));
             }
         };
         let reads = !self.reading_paused;
@@ -250,8 +248,6 @@ impl PeerEventLoop {
             let has_unsent = !closing.unsent.is_empty();
             add(PollSource::ClosingConnection, closing.stream.as_fd(), true, has_unsent);
         }
-        let mut entries: Vec<_> =
-            descriptors.into_iter().zip(flags).map(|(fd, flags)| PollFd::new(fd, flags)).collect();
         let result = poll(&mut entries, until(deadline, now));
         let found: Vec<_> = entries.iter().map(|entry| entry.revents()).collect();
         drop(entries);

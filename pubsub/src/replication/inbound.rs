@@ -440,36 +440,26 @@ impl<I: InboundTransport> InboundTurn<'_, I> {
         };
         let header = *chunk.header();
         match RingMessageKind::of(header.topic) {
-            None => Err(violation("unknown kind of ring message")),
-            Some(RingMessageKind::Probe) => {
-                self.begin_look(chunk)?;
-                Ok(true)
-            }
+            None => return Err(violation("unknown kind of ring message")),
+            Some(RingMessageKind::Probe) => self.begin_look(chunk)?,
             Some(_) if self.topic.probe.is_some() => {
-                Err(violation("the ring does not begin with the probe"))
+                return Err(violation("the ring does not begin with the probe"));
             }
-            Some(_) if self.topic.long.is_some() => {
-                self.continue_long_message(chunk)?;
-                Ok(true)
-            }
+            Some(_) if self.topic.long.is_some() => self.continue_long_message(chunk)?,
             Some(RingMessageKind::Batch) => {
                 if header.offset != 0 || !chunk.is_last() {
                     return Err(violation("batch is split into several chunks"));
                 }
                 self.topic.batch = Some(Batch { chunk, at: 0, arrived: self.now.monotonic });
-                Ok(true)
             }
             Some(RingMessageKind::Long) => {
                 self.topic.read_prefix(&chunk)?;
                 // Nothing of this chunk is needed any more.
                 self.topic.release_chunk(Some(chunk));
-                Ok(true)
             }
-            Some(RingMessageKind::Inline) => {
-                self.topic.read_inline(chunk)?;
-                Ok(true)
-            }
+            Some(RingMessageKind::Inline) => self.topic.read_inline(chunk)?,
         }
+        Ok(true)
     }
 
     /// Looks at a chunk of a probe as soon as it has arrived.

@@ -2,11 +2,13 @@
 
 pub(super) struct Slab<T>(Vec<Option<Box<T>>>);
 
-impl<T> Slab<T> {
-    pub(super) fn new() -> Self {
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
         Self(Vec::new())
     }
+}
 
+impl<T> Slab<T> {
     pub(super) fn put(&mut self, item: T) -> usize {
         let index = self.0.iter().position(Option::is_none).unwrap_or(self.0.len());
         if index == self.0.len() {

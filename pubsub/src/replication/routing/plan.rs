@@ -85,7 +85,7 @@ struct RemoteNode {
     subscribes: BTreeMap<String, SharedSettings>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct RoutingPlan {
     grace: Duration,
     /// True if anything can be sent; while not, all nodes count as disconnected.
@@ -111,14 +111,7 @@ pub(crate) fn of_topic(number: u32) -> RangeInclusive<(u32, NodeId)> {
 
 impl RoutingPlan {
     pub(super) fn new(grace: Duration) -> Self {
-        Self {
-            grace,
-            can_send: true,
-            nodes: BTreeMap::new(),
-            topics: BTreeMap::new(),
-            unsendable: BTreeSet::new(),
-            suspended: BTreeMap::new(),
-        }
+        Self { grace, can_send: true, ..Self::default() }
     }
 
     pub(super) fn set_can_send(&mut self, can_send: bool) {

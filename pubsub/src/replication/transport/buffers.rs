@@ -30,7 +30,7 @@ pub(super) struct BufferSlab<T> {
 
 impl<T> BufferSlab<T> {
     pub(super) fn new() -> Self {
-        Self { items: Slab::new(), free: Vec::new() }
+        Self { items: Slab::default(), free: Vec::new() }
     }
 
     /// Returns an item to the free ones; drops it if it is quarantined, since it may still be in

@@ -42,6 +42,7 @@ const SLOTS_PER_LANE: usize = 8;
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECT: &str = "connect topic to node";
 const RENEW: &str = "renew endpoint";
+const ENDED: &str = "the thread ended";
 
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
@@ -344,7 +345,7 @@ impl Worker {
         match self.events.try_recv() {
             Ok(event) => Ok(Some(event)),
             Err(TryRecvError::Empty) => Ok(None),
-            Err(TryRecvError::Disconnected) => Err(ended()),
+            Err(TryRecvError::Disconnected) => Err(refused(ErrorKind::Closed, ENDED)),
         }
     }
 
@@ -366,15 +367,11 @@ impl Worker {
             Command::ControlMessage(..) | Command::ReportLagging(_) | Command::GetCounters(_)
         );
         if is_repeatable && self.commands.len() >= MAX_QUEUED_COMMANDS {
-            return Err(Error::new(
-                "use replication worker",
-                ErrorKind::TooMany,
-                "the command queue is full",
-            ));
+            return Err(refused(ErrorKind::TooMany, "the command queue is full"));
         }
         let sent = self.commands.send(command);
         self.doorbell.ring();
-        sent.map_err(|_| ended())
+        sent.map_err(|_| refused(ErrorKind::Closed, ENDED))
     }
 }
 
@@ -391,6 +388,6 @@ impl Drop for Worker {
 }
 
 #[cold]
-fn ended() -> Error {
-    Error::new("use replication worker", ErrorKind::Closed, "the thread ended")
+fn refused(kind: ErrorKind, detail: &str) -> Error {
+    Error::new("use replication worker", kind, detail)
 }

@@ -27,6 +27,7 @@ pub(crate) enum TopicSlot {
     In(usize),
 }
 
+#[derive(Default)]
 pub(crate) struct TopicTable {
     outbound: Slab<OutboundTopic>,
     inbound: Slab<InboundTopic>,
@@ -43,15 +44,7 @@ pub(crate) struct TopicTable {
 impl TopicTable {
     /// Connection numbers follow this one.
     pub(crate) fn new(last_connection: u64) -> Self {
-        Self {
-            outbound: Slab::new(),
-            inbound: Slab::new(),
-            draining_outbound: Vec::new(),
-            draining_inbound: Vec::new(),
-            indices: HashMap::new(),
-            rings: HashMap::new(),
-            last_connection,
-        }
+        Self { last_connection, ..Self::default() }
     }
 
     pub(crate) fn add_outbound(&mut self, topic: OutboundTopic) {
