@@ -22,8 +22,7 @@ use fabric::ring::Port;
 use fabric::{AddressVector, MrMode};
 
 use super::WorkerEndpoint;
-use super::node_faults::FaultRemedy;
-use super::renewal_reason::RenewalReason;
+use super::node_faults::{FaultRemedy, RenewalReason};
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::NodeId;
 use crate::replication::worker::RENEW;
