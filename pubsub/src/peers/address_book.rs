@@ -26,10 +26,8 @@ const MAX_DOUBLINGS: u32 = 20;
 /// many as it takes until a session with a lost link ends. Afterwards the backoff grows.
 const OCCUPIED_BEFORE_BACKOFF: u32 = 10;
 
-/// Where an address comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AddressSource {
-    /// A configured address.
     Configured,
     /// A configured address whose node is asked for others.
     Rendezvous,
@@ -57,7 +55,6 @@ struct AddressEntry {
     label: Option<String>,
     /// Since when it is in its state.
     since: Duration,
-    /// Why the last attempt failed.
     last_error: Option<String>,
     /// None while no attempt has failed.
     backoff: Option<RetryBackoff>,
@@ -203,7 +200,6 @@ impl AddressBook {
         times.min()
     }
 
-    /// Logs addresses that have not answered for long.
     pub(super) fn log_unanswered(
         &mut self,
         log: &mut LogLimit,
@@ -375,7 +371,6 @@ impl AddressBook {
     }
 }
 
-/// How an attempt or a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DialOutcome {
     Failed,

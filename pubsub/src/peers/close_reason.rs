@@ -6,22 +6,17 @@ use serde::{Deserialize, Serialize};
 
 use super::protocol_limits::VERSION;
 
-/// Why a session ended, or a connection never became one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum CloseReason {
     /// One side closed it for this reason.
     Closed(GoodbyeReason),
     /// The connection broke, or was closed without a goodbye; with the cause.
     Broken(String),
-    /// The peer violated the protocol.
     Malformed(String),
-    /// The peer uses this other version of the protocol.
     VersionMismatch(u16),
     /// The peer closed it.
     Refused {
-        /// The reason code.
         why: GoodbyeReason,
-        /// The reason as the peer describes it.
         detail: String,
     },
 }
@@ -31,27 +26,17 @@ pub(crate) enum CloseReason {
 pub(crate) enum GoodbyeReason {
     /// The service ends in order.
     Leaving,
-    /// The two nodes have another connection.
     Duplicate,
     /// Another connection replaced this one, which the peer had lost.
     Replaced,
-    /// A later service of the same node replaced this one.
     Superseded,
-    /// Both ends are the same service.
     SelfConnection,
-    /// Both have the same node id, and are not the same service.
     IdentityConflict,
-    /// The handshake exceeded its timeout.
     HandshakeTimeout,
-    /// The limit of connections is reached.
     TooManyConnections,
-    /// The limit of queued bytes is reached.
     SendQueueFull,
-    /// The peer violated the protocol.
     Malformed,
-    /// No message arrived within the timeout.
     HeartbeatTimeout,
-    /// The node has a live session with another service of the same node id.
     SessionExists,
 }
 

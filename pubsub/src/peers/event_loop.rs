@@ -18,9 +18,7 @@ use super::{ConnectionId, Shared};
 /// Bytes of one read, and reads of one connection in one turn.
 const READ_BUFFER_LENGTH: usize = 1 << 16;
 const READS_PER_TURN: usize = 4;
-/// Bytes read in one turn.
 const READ_BYTES_PER_TURN: usize = 4 << 20;
-/// Connections accepted in one turn.
 const ACCEPTS_PER_TURN: usize = 16;
 /// Pause of accepting after the system refused a connection for lack of resources.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
@@ -36,7 +34,6 @@ const ADDRESS_CHECK_INTERVAL: Duration = Duration::from_millis(400);
 const LINGER_TIMEOUT: Duration = Duration::from_millis(500);
 const MAX_CLOSING: usize = 64;
 
-/// A connection being established.
 #[derive(Debug)]
 struct DialAttempt {
     address: String,
@@ -45,14 +42,12 @@ struct DialAttempt {
     /// The first attempt, which may take long, and the latest one beside it.
     stream: TcpStream,
     second_stream: Option<TcpStream>,
-    /// When to start the next attempt.
     second_attempt_at: Duration,
     until: Duration,
     /// Further resolved addresses.
     others: Vec<SocketAddr>,
 }
 
-/// A closing connection with bytes left to send.
 #[derive(Debug)]
 struct ClosingConnection {
     stream: TcpStream,
@@ -60,7 +55,6 @@ struct ClosingConnection {
     until: Duration,
 }
 
-/// The source of a descriptor in `poll`.
 #[derive(Debug, Clone, Copy)]
 enum PollSource {
     Wake,
@@ -87,7 +81,6 @@ pub(super) struct PeerEventLoop {
     connections: BTreeMap<ConnectionId, TcpStream>,
     dial_attempts: Vec<DialAttempt>,
     closing: Vec<ClosingConnection>,
-    /// Time of the next check of local addresses.
     next_address_check: Duration,
     names: Resolver,
     read_buffer: Box<[u8]>,

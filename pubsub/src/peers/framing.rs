@@ -52,7 +52,6 @@ impl ReceiveBuffer {
     }
 }
 
-/// Frames waiting to be sent.
 #[derive(Debug, Default)]
 pub(super) struct SendBuffer(VecDeque<u8>);
 

@@ -32,7 +32,6 @@ const MAX_QUEUED_BYTES: usize = 8 << 20;
 /// Reserve for other frames.
 const PROTOCOL_FRAME_RESERVE: usize = 2 << 20;
 
-/// A received hello or frame.
 #[derive(Debug)]
 pub(super) enum ReceivedFrame {
     Hello(Hello),
@@ -45,12 +44,10 @@ pub(super) struct ConnectionProtocol {
     send_buffer: SendBuffer,
     received_hello: bool,
     is_established: bool,
-    /// Times of the last received and sent bytes.
     last_received: Duration,
     last_sent: Duration,
     /// By when it must be a session.
     handshake_deadline: Duration,
-    /// Interval of heartbeats.
     heartbeat_interval: Duration,
     lost_after: Duration,
     /// Nothing is read meanwhile, so silence proves nothing.
@@ -76,7 +73,6 @@ impl ConnectionProtocol {
         }
     }
 
-    /// Handles received bytes.
     pub(super) fn receive(&mut self, bytes: &[u8], now: Duration) {
         self.last_received = now;
         self.receive_buffer.add(bytes);
@@ -155,7 +151,6 @@ impl ConnectionProtocol {
         self.last_sent = now;
     }
 
-    /// Pauses or resumes reading.
     pub(super) fn pause_reading(&mut self, reading_paused: bool, now: Duration) {
         if self.reading_paused && !reading_paused {
             self.last_received = now;

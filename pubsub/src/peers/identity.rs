@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use super::{ServiceInstance, SplitMix64};
 
-/// The longest label of a node, in bytes.
 pub(super) const MAX_LABEL_LENGTH: usize = 64;
 
 /// A session between two nodes: the connection that both agreed to use. Both know it by the same

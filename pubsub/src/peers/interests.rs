@@ -18,14 +18,10 @@ pub(crate) const MAX_INTERESTS: usize = 1 << 14;
 /// Changes in one frame: they fit, however long the names are.
 const CHANGES_PER_FRAME: usize = MAX_PROTOCOL_FRAME_LENGTH / (MAX_TOPIC_NAME + 64);
 
-/// The interest of a node in a topic.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Interest {
-    /// The topic's name.
     pub(crate) topic: String,
-    /// The node has publishers of the topic.
     pub(crate) publishes: bool,
-    /// The node has subscribers of the topic.
     pub(crate) subscribes: bool,
     #[serde(with = "WireSettings")]
     pub(crate) settings: SharedSettings,
@@ -54,7 +50,6 @@ impl Interest {
         (1..=MAX_TOPIC_NAME).contains(&self.topic.len())
     }
 
-    /// Refuses an invalid interest.
     fn check(&self) -> std::result::Result<(), CloseReason> {
         if !self.has_valid_name() {
             return Err(malformed(format!("invalid topic name of {} bytes", self.topic.len())));
@@ -67,7 +62,6 @@ impl Interest {
     }
 }
 
-/// A change of a node's interests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum InterestChange {
     /// The node has this interest in its topic from now on.
@@ -160,7 +154,6 @@ impl InterestSender {
     }
 }
 
-/// The interests received from one peer.
 #[derive(Debug, Default)]
 pub(super) struct PeerInterests {
     interests: BTreeMap<String, Interest>,

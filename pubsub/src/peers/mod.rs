@@ -97,7 +97,6 @@ struct Hello {
     listens: Option<SocketAddr>,
 }
 
-/// A node and its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct PeerAddress {
     node: NodeId,

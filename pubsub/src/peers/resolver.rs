@@ -48,7 +48,6 @@ impl Resolver {
         }
     }
 
-    /// The next resolved name.
     pub(super) fn next_resolution(&self) -> Option<Resolution> {
         self.answers.1.try_recv().ok()
     }

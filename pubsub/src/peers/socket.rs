@@ -48,7 +48,6 @@ pub(super) fn stop_listening(listener: &TcpListener) {
     let _ = shutdown(listener.as_raw_fd(), Shutdown::Both);
 }
 
-/// The local and the peer address of a connection.
 pub(super) fn local_and_peer(stream: &TcpStream) -> io::Result<(SocketAddr, SocketAddr)> {
     let canonical = |address: SocketAddr| match address.ip().to_canonical() {
         // Unchanged: it has a scope.
@@ -72,11 +71,9 @@ pub(super) fn connected(stream: &TcpStream) -> io::Result<(SocketAddr, SocketAdd
     Ok((local_address, peer_address))
 }
 
-/// The result of a read or a write.
 #[derive(Debug)]
 pub(super) enum IoOutcome {
     Bytes(usize),
-    /// Not now.
     WouldBlock,
     /// Closed, with the cause.
     Closed(String),

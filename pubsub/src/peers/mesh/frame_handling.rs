@@ -15,7 +15,6 @@ use crate::peers::{ConnectionId, Hello, PeerAddress};
 
 /// Above this number of queued bytes a peer's view of our interests may be old.
 const QUEUED_BYTES_THRESHOLD: usize = 1 << 18;
-/// Addresses in one frame.
 const ADDRESSES_PER_FRAME: usize = 512;
 
 impl Mesh {
@@ -69,7 +68,6 @@ impl Mesh {
         Ok(())
     }
 
-    /// Handles the peer's hello.
     fn on_hello(
         &mut self,
         connection: ConnectionId,

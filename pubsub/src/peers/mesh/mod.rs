@@ -31,7 +31,6 @@ use crate::log_limit::LogLimit;
 use crate::network_options::NetworkOptions;
 use crate::text::shortened;
 
-/// An action for the driver of the mesh.
 #[derive(Debug)]
 pub(super) enum Action {
     /// Connect to this address, and report [the result](Mesh::dialled).
@@ -42,7 +41,6 @@ pub(super) enum Action {
     Report(PeerEvent),
 }
 
-/// A connection.
 #[derive(Debug)]
 struct PeerConnection {
     session: ConnectionProtocol,
@@ -85,7 +83,6 @@ pub(super) struct Mesh {
     addresses: AddressBook,
     departed: DepartedNodes,
     interests: Interests,
-    /// The interests of this node are not known yet.
     interests_unknown: bool,
     /// Each node gets them only after `announce_interests`.
     withholds_interests: bool,
@@ -140,7 +137,6 @@ impl Mesh {
         }
     }
 
-    /// The next action.
     pub(super) fn next_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
@@ -158,7 +154,6 @@ impl Mesh {
             .then(|| self.open(None, local_address, peer_address, now))
     }
 
-    /// The result of dialling an address.
     pub(super) fn dialled(
         &mut self,
         address: &str,
@@ -209,7 +204,6 @@ impl Mesh {
         connection
     }
 
-    /// Bytes arrived.
     pub(super) fn received(&mut self, connection: ConnectionId, bytes: &[u8], now: Duration) {
         let Some(link) = self.connections.get_mut(&connection) else { return };
         link.session.receive(bytes, now);
@@ -245,7 +239,6 @@ impl Mesh {
         }
     }
 
-    /// Pauses or resumes reading of all connections.
     pub(super) fn pause_reading(&mut self, reading_paused: bool, now: Duration) {
         self.reading_paused = reading_paused;
         for link in self.connections.values_mut() {
@@ -276,7 +269,6 @@ impl Mesh {
         found.map(|(connection, _)| *connection).collect()
     }
 
-    /// Logs that the system refused a connection.
     pub(super) fn accept_failed(&mut self, error: &std::io::Error, now: Duration) {
         if self.log.allows(now) {
             tracing::warn!(%error, "accepting a connection failed");
@@ -322,7 +314,6 @@ impl Mesh {
 
     // --------------------------------------------------------------- commands
 
-    /// Sets the interests of this node.
     pub(super) fn set_interests(&mut self, interests: Interests, now: Duration) {
         self.interests = interests;
         self.interests_unknown = false;
@@ -452,7 +443,6 @@ impl Mesh {
     }
 }
 
-/// Returns true if a node has a session that is not stale.
 fn has_live_session(
     nodes: &HashMap<NodeId, Node>,
     connections: &BTreeMap<ConnectionId, PeerConnection>,

@@ -9,7 +9,6 @@ use crate::ids::NodeId;
 use crate::peers::Timing;
 use crate::peers::close_reason::{CloseReason, GoodbyeReason};
 
-/// Limit of remembered departed nodes.
 const MAX_DEPARTED: usize = 256;
 
 /// A node that had a session, and that no configured address may lead to.
@@ -25,7 +24,6 @@ pub(super) struct DepartedNode {
     why: String,
 }
 
-/// Departed nodes by id.
 #[derive(Debug, Default)]
 pub(super) struct DepartedNodes(BTreeMap<NodeId, DepartedNode>);
 
@@ -81,18 +79,13 @@ impl DepartedNodes {
     }
 }
 
-/// State of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum PeerState {
-    /// There is a session.
     Connected,
-    /// There is a connection, and no session yet.
     Handshaking,
-    /// An attempt to connect is in progress.
     Dialling,
     /// The next attempt to connect follows after a pause.
     Backoff,
-    /// The address is this node's own.
     SelfConnection,
     /// The peer had connected by itself, and is gone; remembered for a while.
     Departed,
@@ -101,18 +94,14 @@ pub(crate) enum PeerState {
 /// State of one peer, or of one address that is dialled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PeerReport {
-    /// The last known node id.
     pub(crate) identity: Option<NodeId>,
-    /// The last known label.
     pub(crate) label: Option<String>,
     /// The dialled address; for inbound connections the listening address, or else the source
     /// address.
     pub(crate) address: String,
-    /// The state.
     pub(crate) state: PeerState,
     /// This node dials it, and dials it again after a loss.
     pub(crate) is_dialled: bool,
-    /// Since when it is in this state.
     pub(crate) since: SystemTime,
     /// Why there is no session, if known.
     pub(crate) last_error: Option<String>,
