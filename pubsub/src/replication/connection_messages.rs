@@ -25,15 +25,11 @@ use crate::network_options::NetworkOptions;
 use crate::replication::message_header::{MAX_PAYLOAD_LENGTH, POSITION_LIMIT};
 use crate::settings::TopicSettings;
 
-/// The longest address of a fabric.
 const MAX_ADDRESS_LENGTH: usize = 1 << 10;
 /// Bytes of all addresses of a message together; this leaves space for as many descriptors.
 const MAX_TOTAL_ADDRESS_LENGTH: usize = 8 << 10;
-/// The longest reason.
 pub(crate) const MAX_REASON_LENGTH: usize = 400;
-/// The longest name of a provider.
 const MAX_PROVIDER_NAME_LENGTH: usize = 100;
-/// Lanes that a ring has at most.
 pub(crate) const MAX_LANES: u8 = NetworkOptions::MAX_LANES as u8;
 
 /// A side of a topic between two nodes.
@@ -69,7 +65,6 @@ pub struct Provider {
 }
 
 impl Provider {
-    /// What is invalid in it.
     pub(crate) fn validation_error(&self) -> Option<&'static str> {
         (self.name.len() > MAX_PROVIDER_NAME_LENGTH).then_some("provider name too long")
     }
@@ -135,7 +130,6 @@ pub enum ConnectionMessage {
         from: Vec<u8>,
         /// Addresses of further lanes of the ring.
         lane_addresses: Vec<Vec<u8>>,
-        /// The ring begins with a probe.
         is_probed: bool,
     },
     /// From the writer: it writes into the offered ring.
@@ -160,7 +154,6 @@ impl ConnectionMessage {
         }
     }
 
-    /// What is invalid in it.
     pub(crate) fn validation_error(&self) -> Option<&'static str> {
         let are_addresses = |from: &Vec<u8>, lane_addresses: &[Vec<u8>]| {
             let is_address = |it: &Vec<u8>| !it.is_empty() && it.len() <= MAX_ADDRESS_LENGTH;

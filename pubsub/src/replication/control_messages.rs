@@ -16,7 +16,6 @@ pub(crate) const MAX_LOST_PUBLISHERS: usize = 15;
 /// First byte of each message.
 const TAG: u8 = 1;
 
-/// A control message.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum ControlMessage {
     /// The provider of the sender: the first message of a session, sent again after a change.
@@ -32,7 +31,6 @@ pub(super) enum ControlMessage {
 }
 
 impl ControlMessage {
-    /// The encoded bytes.
     pub(super) fn encode(&self) -> Vec<u8> {
         codec::encode(TAG, self)
     }
@@ -49,7 +47,6 @@ impl ControlMessage {
         message.validation_error().map_or(Ok(message), |detail| Err(refuse(detail)))
     }
 
-    /// What is invalid in it.
     fn validation_error(&self) -> Option<&'static str> {
         match self {
             Self::Provider(provider) => provider.validation_error(),

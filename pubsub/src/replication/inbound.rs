@@ -20,7 +20,6 @@ use crate::replication::message_header::{
 
 /// Limit of pending steps: enough for a whole batch, and for copies in progress.
 const MAX_STEPS: usize = 256;
-/// Chunks and messages handled in one turn.
 const CHUNKS_PER_TURN: usize = 256;
 
 /// A received chunk. Dropping it returns its space in the ring.
@@ -32,13 +31,11 @@ pub(crate) trait Chunk {
     fn inline_data(&self) -> Result<Vec<u8>>;
 }
 
-/// The transport of an inbound topic.
 pub(crate) trait InboundTransport {
     type Chunk: Chunk;
     type PayloadLocation;
     type CopyHandle;
 
-    /// The next chunk, if one has arrived.
     fn take(&mut self) -> Result<Option<Self::Chunk>>;
     /// Copies from a chunk to a payload; None if the copy is complete already.
     fn copy_in(
@@ -81,7 +78,6 @@ enum PendingStep<C, T> {
     Copy(T, u64, Option<C>),
     /// Publish the first of the messages that began.
     Finish(StageDurations, CopyTimes),
-    /// Drop a chunk.
     ReleaseChunk(C),
     /// Compare a chunk of a probe, once a copy begun at this time is over.
     Look(T, u64, C, Part),
@@ -118,7 +114,6 @@ struct LongMessage<C, P> {
     copy_begun: Option<u64>,
 }
 
-/// One node's topic at a node that wants its messages.
 pub(crate) struct Inbound<C, P, T> {
     /// The first position that is not published.
     expected: u64,
@@ -167,7 +162,6 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         }
     }
 
-    /// The first position that is not published here.
     pub(crate) fn expected(&self) -> u64 {
         self.expected
     }
@@ -177,7 +171,6 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         self.no_memory_since.into_iter().chain(self.queue_full_since).min()
     }
 
-    /// Sets the length of the longest message, as the writer states it.
     pub(crate) fn set_largest(&mut self, largest: u64) {
         self.largest = largest;
     }
@@ -346,7 +339,6 @@ struct InboundTurn<'a, I: InboundTransport> {
 }
 
 impl<I: InboundTransport> InboundTurn<'_, I> {
-    /// Runs pending steps.
     fn run_steps(&mut self, progress: &mut Progress) -> InboundResult<()> {
         while let Some(step) = self.topic.steps.front_mut() {
             match step {

@@ -88,7 +88,6 @@ use crate::wake::WakeFd;
 
 /// Interval of polling for changes that send no notification.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Events of other nodes handled in one turn.
 const EVENTS_PER_TURN: usize = 64;
 /// Timeout for a lock that a living process holds. The service's thread has other work, so the
 /// operation is retried later.
@@ -151,9 +150,7 @@ impl LocalTopic {
 /// A reading of both clocks, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ClockReading {
-    /// The monotonic clock.
     monotonic: u64,
-    /// The realtime clock.
     realtime: u64,
 }
 
@@ -196,7 +193,6 @@ pub(crate) struct RingProgress {
     read: u64,
 }
 
-/// Options of an outbound topic.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OutboundOptions {
     /// Bytes of a staged piece.
@@ -287,7 +283,6 @@ impl Replicator {
         self.routing.enqueue(topics.iter().copied());
     }
 
-    /// Sets the current topics of this node.
     pub(crate) fn set_topics(&mut self, topics: BTreeMap<String, LocalTopic>) {
         let interests = self.routing.set_topics(topics);
         let is_wanted = |number| self.routing.is_subscribed(number);
@@ -376,7 +371,6 @@ impl Replicator {
         }
     }
 
-    /// Handles a control message of another node.
     fn handle_control_message(&mut self, now: Instant, node: NodeId, bytes: &[u8]) {
         let subscribed = |topic: &str| {
             let local = self.routing.topic_named(topic).filter(|local| local.subscribes);

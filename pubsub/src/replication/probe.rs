@@ -6,7 +6,6 @@
 
 use transfer::device_memory::{Part, Pattern};
 
-/// The longest message of a probe.
 const MAX_LENGTH: u64 = 4 << 20;
 /// Lengths within a granule, across granules and pages, and up to the longest chunk and beyond; then
 /// many of one length, because a provider that only starts a copy falls behind when it gets more of

@@ -17,7 +17,6 @@ use crate::topic::{OriginId, Topic};
 /// Limit of draining sinks; above it no further topic is received.
 const MAX_DRAINING_SINKS: usize = 1024;
 
-/// A topic received from a node.
 struct ReceivedTopic {
     topic: Arc<Topic>,
     origin: OriginId,
@@ -185,13 +184,11 @@ impl ReceivedTopics {
         }
     }
 
-    /// Returns true if a subscriber of this node blocks messages of other nodes.
     pub(super) fn has_waiters(&self, number: u32) -> bool {
         let mut received = self.received.range(of_topic(number)).map(|(_, received)| received);
         received.any(|it| it.room_wait.is_waiting(it.topic.refusal_window()))
     }
 
-    /// A node disconnected.
     pub(super) fn node_lost(&mut self, node: NodeId, worker_pool: &WorkerPool) {
         self.announced_starts.retain(|(_, from), _| *from != node);
         let of_node = self.received.keys().filter(|(_, from)| *from == node);
@@ -245,7 +242,6 @@ impl ReceivedTopics {
         !self.draining_sinks.is_empty()
     }
 
-    /// Removes ended sinks.
     pub(super) fn reap_sinks(&mut self) {
         self.draining_sinks.retain(|DrainingSink { received, forgets, .. }| {
             let is_running = received.is_running();

@@ -21,10 +21,8 @@ use crate::replication::{
 };
 use crate::wake::WakeFd;
 
-/// Backoff between attempts to start workers.
 const START_BACKOFF: RetryBackoff =
     RetryBackoff::new(Duration::from_millis(100), Duration::from_secs(60));
-/// Events of one worker handled in one turn.
 const EVENTS_PER_WORKER: usize = 1024;
 /// Timeout for the counters of all workers together. A worker that exceeds it is not waited for
 /// again before it has answered.
@@ -83,10 +81,8 @@ impl Workers {
     }
 }
 
-/// How workers are started.
 type StartWorkers = fn(usize, &WorkerOptions, IpAddr) -> Result<Workers>;
 
-/// Workers that are being started.
 struct WorkerStart {
     local: IpAddr,
     since: Instant,
@@ -97,7 +93,6 @@ struct WorkerStart {
     is_late: bool,
 }
 
-/// Counters of a worker, polled.
 #[derive(Debug, Default)]
 struct PolledCounters {
     pending: Option<Receiver<Counters>>,
@@ -143,16 +138,13 @@ pub(super) struct WorkerPool {
     /// The address of the workers.
     local: Option<IpAddr>,
     backoff: Option<RetrySchedule>,
-    /// Workers that are being started.
     start: Option<WorkerStart>,
     start_workers: StartWorkers,
-    /// Why the last start of workers failed.
     start_error: Option<String>,
     /// Kind and operation of that error.
     logged_error: Option<(ErrorKind, &'static str)>,
     /// Threads that end workers.
     draining: Vec<JoinHandle<()>>,
-    /// Last counters of each worker.
     counters: Vec<PolledCounters>,
     /// Wakes the service's thread when a start ended.
     bell: Arc<WakeFd>,
@@ -190,7 +182,6 @@ impl WorkerPool {
         self.workers.is_some()
     }
 
-    /// The provider of the running workers.
     pub(super) fn provider(&self) -> Option<&Provider> {
         self.all().next().map(Worker::provider)
     }
@@ -355,14 +346,12 @@ impl WorkerPool {
         }
     }
 
-    /// Sends a command to all workers.
     pub(super) fn send_to_all(&self, command: impl Fn() -> Command) {
         for worker in self.all() {
             let _ = worker.send(command());
         }
     }
 
-    /// Assigns a new topic to a worker, by the length of its longest message.
     pub(super) fn assign(&mut self, number: u32, largest: u64) -> Option<&Worker> {
         let workers = self.workers.as_mut()?;
         workers.assign(key(number), largest);

@@ -58,7 +58,6 @@ pub(crate) enum RingForm {
     Device { probe: Option<RingProbe> },
 }
 
-/// The transport of an outbound topic.
 pub(crate) trait OutboundTransport {
     type Ring: Copy + PartialEq + std::fmt::Debug;
     type PayloadLocation;
@@ -66,7 +65,6 @@ pub(crate) trait OutboundTransport {
 
     /// Returns true if such a payload has to be copied to a slot first.
     fn is_staged(&self, payload: &Self::PayloadLocation) -> bool;
-    /// Begins a message of a ring.
     fn begin(&self, ring: Self::Ring, form: RingMessageKind, length: u64) -> Result<Message>;
     /// Writes a message's next chunk, from a part that lies in it from byte `at` on, with bytes
     /// beside its header.
@@ -85,7 +83,6 @@ pub(crate) trait OutboundTransport {
     /// Returns true if no write into a ring that is not written any more is in flight, whatever its
     /// result.
     fn is_quiescent(&mut self, ring: Self::Ring) -> bool;
-    /// Closes a ring.
     fn close(&mut self, ring: Self::Ring);
     /// The longest payload of a chunk that is never split.
     fn max_single_chunk(&self, ring: Self::Ring) -> Result<usize>;
@@ -184,7 +181,6 @@ impl WriteSource {
     }
 }
 
-/// A ring message that is being written.
 #[derive(Debug)]
 struct MessageInProgress {
     message: Message,
@@ -212,7 +208,6 @@ impl MessageInProgress {
     }
 }
 
-/// The probe of a destination's ring.
 #[derive(Debug)]
 struct OutboundProbe {
     probe: RingProbe,
@@ -265,7 +260,6 @@ struct PieceDemand {
 struct UnacknowledgedMessage {
     /// Entries before this one are delivered with it.
     entry: u64,
-    /// Number of messages in it.
     messages: u64,
     /// The message is written from copies.
     is_copied: bool,
@@ -324,7 +318,6 @@ struct RetiringRing<R> {
     entries: Range<u64>,
 }
 
-/// A topic at the node that has its messages.
 pub(crate) struct Outbound<W: OutboundTransport> {
     options: OutboundOptions,
     entries: VecDeque<Entry<W::PayloadLocation>>,
@@ -332,7 +325,6 @@ pub(crate) struct Outbound<W: OutboundTransport> {
     first: u64,
     /// The position after the last message that was read; 0 before the first.
     taken_to: u64,
-    /// Number of dropped entries.
     dropped: usize,
     /// Since when no entry can be added though a destination wants one.
     full_since: Option<u64>,
@@ -491,7 +483,6 @@ impl<W: OutboundTransport> Outbound<W> {
         self.retiring.clear();
     }
 
-    /// Releases all resources.
     pub(crate) fn close(&mut self, wire: &mut W) {
         while let Some(destination) = self.destinations.first() {
             self.remove(destination.node, wire);
@@ -520,7 +511,6 @@ impl<W: OutboundTransport> Outbound<W> {
         self.destinations.iter().map(|it| (it.node, it.counters)).collect()
     }
 
-    /// The ring of a connected node.
     pub(crate) fn ring_of(&self, node: NodeId) -> Option<W::Ring> {
         self.destinations[self.destination_index(node)?].ring
     }

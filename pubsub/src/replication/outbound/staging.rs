@@ -8,17 +8,13 @@ use std::ops::Range;
 
 use super::{PieceDemand, StagedPiece};
 
-/// Priority of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum PiecePriority {
     Unneeded,
     /// Needed by destinations without credit.
     Blocked,
-    /// Needed by a destination, much later.
     Later,
-    /// Needed by a destination soon.
     Soon,
-    /// Needed by a destination now.
     Now,
 }
 
@@ -26,7 +22,6 @@ pub(super) enum PiecePriority {
 #[derive(Debug)]
 pub(super) struct StagingArea<T> {
     items: Vec<StagedPiece<T>>,
-    /// Number of copies begun.
     begun: u64,
     /// Limit of a topic's slots, and of pieces copied ahead.
     max_slots: usize,
@@ -84,7 +79,6 @@ impl<T> StagingArea<T> {
         }
     }
 
-    /// The priority of a piece among these demands.
     fn priority(&self, piece_index: u64, demands: &[PieceDemand]) -> PiecePriority {
         let of = |demand: &PieceDemand| match piece_index.checked_sub(demand.from) {
             None => PiecePriority::Unneeded,

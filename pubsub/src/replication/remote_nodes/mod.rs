@@ -22,7 +22,6 @@ use crate::replication::{ControlMessage, Provider};
 /// topics, and logs a line.
 const MAX_PROVIDER_CHANGES: u32 = 64;
 
-/// Another node with a session.
 struct ConnectedNode {
     session: SessionId,
     /// The address of this node that the other node reaches.
@@ -67,7 +66,6 @@ impl RemoteNodes {
         &mut self.seen_nodes
     }
 
-    /// The last known label of a node; empty if unknown.
     pub(super) fn label(&self, node: NodeId) -> &str {
         self.seen_nodes.label(node)
     }

@@ -14,7 +14,6 @@ const MAX_NODES: usize = 1024;
 /// Limit of reported nodes that missed messages of a topic.
 const MAX_NODES_OF_TOPIC: usize = 64;
 
-/// What outlasts a session of a node.
 #[derive(Debug)]
 struct SeenNode {
     label: String,
@@ -58,7 +57,6 @@ impl SeenNodes {
         seen.instance.replace(instance) == Some(instance)
     }
 
-    /// Returns true if one more log line about a connected or disconnected node is allowed.
     pub(crate) fn may_log(
         &mut self,
         node: NodeId,

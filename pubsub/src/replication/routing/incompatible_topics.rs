@@ -12,7 +12,6 @@ use crate::replication::{LocalTopic, Side};
 use crate::report::Row;
 use crate::settings::{SharedLocation, SharedSettings};
 
-/// Limit of reported topics of other nodes.
 const MAX_REPORTED_TOPICS: usize = 4096;
 
 /// A topic of this node.
@@ -53,7 +52,6 @@ pub(super) struct IncompatibleTopics {
 }
 
 impl IncompatibleTopics {
-    /// Sets a node's interest in a topic.
     pub(super) fn set_interest(&mut self, node: NodeId, interest: Interest) {
         // The interest may be another one: the failure is cleared for a retry.
         self.failed.remove(&node);
@@ -61,7 +59,6 @@ impl IncompatibleTopics {
         self.remote_interests.entry(node).or_default().insert(interest.topic.clone(), interest);
     }
 
-    /// Removes a node's interest in a topic.
     pub(super) fn remove_interest(&mut self, node: NodeId, topic: &str) {
         let of_node = self.remote_interests.get_mut(&node);
         if of_node.is_some_and(|of_node| of_node.remove(topic).is_some()) {

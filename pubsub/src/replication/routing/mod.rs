@@ -25,7 +25,6 @@ use crate::replication::{
 use crate::report::Row;
 use crate::settings::SharedSettings;
 
-/// Two providers that do not interoperate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProviderMismatch {
     local: String,
@@ -103,12 +102,10 @@ impl Routing {
         self.replicated_topics.get(&number).is_some_and(TopicReplication::is_subscribed)
     }
 
-    /// Returns true if messages of the topic are or will be retained for other nodes.
     pub(super) fn holds(&self, number: u32) -> bool {
         self.replicated_topics.get(&number).is_some_and(TopicReplication::holds)
     }
 
-    /// The settings of a topic at the connected nodes.
     pub(super) fn remote_settings(&self, topic: &str) -> Option<SharedSettings> {
         self.incompatible_topics.remote_settings(topic)
     }
@@ -147,7 +144,6 @@ impl Routing {
         interests
     }
 
-    /// Sets whether anything can be sent.
     pub(super) fn set_can_send(&mut self, can_send: bool) {
         self.plan.set_can_send(can_send);
     }
@@ -165,7 +161,6 @@ impl Routing {
         self.replicated_topics.values_mut().for_each(|replicated| replicated.node_lost(node));
     }
 
-    /// The interests of a node changed.
     pub(super) fn interests_changed(
         &mut self,
         now: Instant,
@@ -279,7 +274,6 @@ impl Routing {
         2 * (self.lost_after + release.unwrap_or_default())
     }
 
-    /// Retained messages of a topic have blocked publishers for as long as is allowed.
     pub(super) fn backlog_blocks_publishers(
         &mut self,
         number: u32,

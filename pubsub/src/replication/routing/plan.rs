@@ -37,7 +37,6 @@ pub(super) struct RoutedTopic {
     settings: SharedSettings,
     /// A publisher exists, or messages are still retained.
     has_messages: bool,
-    /// Destinations recorded in the topic.
     recorded: Vec<NodeId>,
 }
 
@@ -48,7 +47,6 @@ impl RoutedTopic {
     }
 }
 
-/// State of a destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DestinationState {
     /// Connected; nothing is sent yet.
@@ -81,7 +79,6 @@ struct RemoteNode {
     interests_at: Option<Instant>,
     /// The node's provider differs from the local one.
     is_incompatible: bool,
-    /// The topics that it subscribes to.
     subscribes: BTreeMap<String, SharedSettings>,
 }
 
@@ -167,13 +164,11 @@ impl RoutingPlan {
         topics.map(|(number, _)| *number)
     }
 
-    /// The topics that cannot be sent to a node.
     pub(super) fn unsendable_to(&self, node: NodeId) -> impl Iterator<Item = u32> {
         let unsendable = self.unsendable.iter().filter(move |(_, unsendable)| *unsendable == node);
         unsendable.map(|(number, _)| *number)
     }
 
-    /// Sets or removes a node's subscription.
     pub(super) fn set_subscription(
         &mut self,
         node: NodeId,
@@ -254,7 +249,6 @@ impl RoutingPlan {
         self.suspended.retain(|(suspended, _), _| *suspended != number);
     }
 
-    /// Updates the plan of a topic.
     pub(super) fn update(&mut self, now: Instant, name: &str, local: &RoutedTopic) {
         let number = local.number;
         let (grace, can_send) = (self.grace, self.can_send);

@@ -33,7 +33,6 @@ use crate::topic::Topic;
 const RETRY_BACKOFF: RetryBackoff =
     RetryBackoff::new(Duration::from_millis(100), Duration::from_secs(60));
 
-/// Replication of one local topic.
 pub(super) struct TopicReplication {
     local_topic: LocalTopic,
     /// The service does not have it any more.
@@ -41,9 +40,7 @@ pub(super) struct TopicReplication {
     state: State,
     /// Positions that the destinations have acknowledged.
     delivered: Arc<DeliveredPositions>,
-    /// Last sequences reported to the destinations.
     reported: ReportedSequences,
-    /// Backoff after a failure.
     backoff: Option<RetrySchedule>,
     /// Not replicated until the backoff ends, so that publishers do not wait.
     is_given_up: bool,
@@ -166,7 +163,6 @@ impl TopicReplication {
         is_changed
     }
 
-    /// A node disconnected.
     pub(super) fn node_lost(&mut self, node: NodeId) {
         self.reported.forget(node);
         if let State::Replicating(replication) = &mut self.state {
@@ -396,7 +392,6 @@ fn stop_retaining(
 }
 
 impl Routing {
-    /// Reconciles a topic with the plan.
     pub(super) fn reconcile(
         &mut self,
         now: Instant,

@@ -53,7 +53,6 @@ impl ReconcileQueue {
         self.due.extend(time.map(|time| (time, number)));
     }
 
-    /// Forgets a removed topic.
     pub(super) fn forget(&mut self, number: u32) {
         self.schedule(number, None);
         self.pending.remove(&number);

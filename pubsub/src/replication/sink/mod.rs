@@ -19,7 +19,6 @@ use crate::settings::{Reliability, SharedLocation};
 use crate::text::counted;
 use crate::topic::{Delivery, Entry, OriginId, Topic};
 
-/// Interval of reports of waiting arrivals.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 const NO: u64 = 0;
@@ -38,7 +37,6 @@ impl RoomWait {
         Self { began: Instant::now(), state: AtomicU64::new(NO) }
     }
 
-    /// A message waits for capacity.
     pub(crate) fn set_waiting(&self) {
         self.state.store(WAITS, Ordering::Release);
     }
@@ -64,7 +62,6 @@ impl RoomWait {
     }
 }
 
-/// Publishes the messages of one node's topic at this node.
 pub(super) struct TopicSink {
     service_context: Arc<ServiceContext>,
     topic: Arc<Topic>,
@@ -77,7 +74,6 @@ pub(super) struct TopicSink {
     /// Tells the service whether a message waits for capacity: then a subscriber that holds samples
     /// too long blocks it.
     room_wait: Arc<RoomWait>,
-    /// Time of the last report.
     last_reported: Option<Instant>,
     /// A message was delivered: arrivals left by another writer are repaired.
     has_repaired_arrivals: bool,
@@ -131,7 +127,6 @@ impl TopicSink {
         }
     }
 
-    /// A message waits for capacity.
     fn wait_for_room(&mut self) {
         self.room_wait.set_waiting();
         self.report_no_room();

@@ -15,10 +15,8 @@ use crate::topic::{PUBLISHER_SLOTS, RemoteLastSequence, Topic};
 /// Number of publishers that a topic of a node can have.
 pub(crate) const MAX_PUBLISHERS: usize = PUBLISHER_SLOTS;
 
-/// Publishers, each with its last sequence.
 pub(super) type PublisherSequences = Vec<(u64, u64)>;
 
-/// The last sequence of each publisher.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LastSequences {
     /// The topic's number at its node.
@@ -31,7 +29,6 @@ impl LastSequences {
         Self { topic: u64::from(topic.number()), publishers }
     }
 
-    /// What is invalid in them.
     pub(crate) fn validation_error(&self) -> Option<&'static str> {
         let is_valid = (1..=MAX_PUBLISHERS).contains(&self.publishers.len());
         (!is_valid).then_some("last sequences: none, or too many")
@@ -52,7 +49,6 @@ impl LastSequences {
     }
 }
 
-/// State of a topic at some time.
 #[derive(Debug, PartialEq, Eq)]
 struct Snapshot {
     publishers: PublisherSequences,

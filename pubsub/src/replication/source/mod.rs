@@ -129,7 +129,6 @@ impl TopicSource {
     }
 }
 
-/// The location of bytes of a pool.
 pub(super) fn payload_location(pool: &Pool, slice: gpu::Slice) -> PayloadLocation {
     match pool.id().place {
         SharedLocation::Host => PayloadLocation::Host(slice),

@@ -24,7 +24,6 @@ use crate::wake::WakeFd;
 /// Interval of checks without a doorbell.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A topic with a listener.
 struct ListenedTopic {
     topic: Arc<Topic>,
     announcer: Announcer,

@@ -8,7 +8,6 @@ use crate::replication::routing::plan::RoutingPlan;
 use crate::replication::{ControlMessage, RemoteNodes};
 use crate::topic::{PUBLISHER_SLOTS, Topic};
 
-/// Last sequences that were reported to subscribing nodes.
 #[derive(Debug, Default)]
 pub(crate) struct ReportedSequences {
     /// By index in the table of publishers.

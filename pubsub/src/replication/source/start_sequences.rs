@@ -27,7 +27,6 @@ pub(crate) struct StartSequences {
 }
 
 impl StartSequences {
-    /// What is invalid in them.
     pub(crate) fn validation_error(&self) -> Option<&'static str> {
         (self.publishers.len() > MAX_PUBLISHERS).then_some("too many publishers")
     }

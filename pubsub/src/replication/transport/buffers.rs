@@ -292,7 +292,6 @@ fn missing(object: &str) -> Error {
     Error::new("use shared memory of worker", ErrorKind::Closed, format!("{object} does not exist"))
 }
 
-/// A registered range of a memory.
 struct RegisteredRange {
     range: Range<u64>,
     registrations: LaneRegistrations,

@@ -19,7 +19,6 @@ use crate::replication::transport::host_memory;
 
 /// Shorter pieces are not worth waking a thread.
 pub(super) const MIN_COPY_LENGTH: usize = 64 << 10;
-/// Limit of pending pieces.
 const MAX_COPY_JOBS: usize = 64;
 /// Limit of threads: they copy as much as eight lanes deliver.
 const MAX_THREADS: usize = 4;
@@ -40,7 +39,6 @@ fn slot_of(number: u64) -> usize {
     number as usize % MAX_COPY_JOBS
 }
 
-/// The copy threads and their queue.
 #[derive(Debug)]
 pub(super) struct CopyThreads {
     thread_count: usize,

@@ -49,7 +49,6 @@ pub(super) struct Transport {
     probes: HashMap<SenderId, ProbeSource>,
     /// Memory for empty payloads.
     empty: Option<fabric::MemoryRegion>,
-    /// Rings that topics closed.
     closed: Vec<SenderId>,
 }
 
@@ -77,7 +76,6 @@ impl RingDeviceAccess {
         Ok(Self { mirror: mirror.transpose()?, memory, is_direct: true })
     }
 
-    /// The probe is over.
     pub(super) fn end_probe(&mut self) {
         self.mirror = None;
     }
@@ -369,7 +367,6 @@ pub(super) struct RingInput<'a> {
 }
 
 impl RingInput<'_> {
-    /// Returns true if a chunk was taken.
     pub(super) fn has_taken(&self) -> bool {
         self.has_taken
     }

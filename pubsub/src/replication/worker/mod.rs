@@ -34,7 +34,6 @@ use crate::wake::WakeFd;
 /// Limit of queued commands for messages and questions, which can be repeated. The senders of other
 /// commands limit what other nodes can cause.
 const MAX_QUEUED_COMMANDS: usize = 1024;
-/// The smallest ring.
 const MIN_RING_SIZE: u64 = 64 << 10;
 /// Limit of pieces that a further lane writes from.
 const SLOTS_PER_LANE: usize = 8;
@@ -220,7 +219,6 @@ impl Drop for WorkerEvents {
     }
 }
 
-/// A writer's connect request.
 #[derive(Debug, Clone)]
 struct ConnectRequest {
     connection: u64,

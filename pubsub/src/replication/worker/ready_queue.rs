@@ -14,7 +14,6 @@ pub(super) const COPY_POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// waiting time, so that retries cost little and come at most an eighth late.
 const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_RETRY_INTERVAL: Duration = Duration::from_millis(20);
-/// The longest sleep.
 const MAX_SLEEP: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]

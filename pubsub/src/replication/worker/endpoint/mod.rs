@@ -29,7 +29,6 @@ use crate::error::{Error, Result};
 use crate::replication::transport::Transport;
 
 const START: &str = "start replication worker";
-/// Completions handled in one turn.
 const COMPLETIONS_PER_ROUND: usize = 64;
 /// Failures of the endpoint, without a success between them, after which the worker ends.
 const MAX_ENDPOINT_FAILURES: u32 = 1000;
@@ -38,12 +37,10 @@ pub(super) struct WorkerEndpoint {
     transport: Transport,
     addresses: AddressVector,
     address: Vec<u8>,
-    /// Domains of the further lanes.
     lane_domains: Vec<Domain>,
     fabric_peers: HashMap<Vec<u8>, Peer>,
     /// Rings being closed, with node and time: their writers may never answer.
     closing_rings: Vec<(ReceiverId, NodeId, u64)>,
-    /// Why and when it is renewed.
     renewal: Renewal,
     faults: NodeFaults,
     device_rings: DeviceRings,
@@ -116,7 +113,6 @@ impl WorkerEndpoint {
         &self.address
     }
 
-    /// The transport, for the topics.
     pub(super) fn transport(&mut self) -> &mut Transport {
         &mut self.transport
     }
@@ -192,7 +188,6 @@ impl WorkerEndpoint {
         }
     }
 
-    /// The next event of a ring, if any.
     pub(super) fn next_event(&mut self) -> Option<RingEvent> {
         self.transport.port_mut().next_event()
     }

@@ -55,10 +55,8 @@ impl RenewalReason {
     }
 }
 
-/// Remedy for a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FaultRemedy {
-    /// Restart the rings with the node.
     RestartRings,
     /// Renew the endpoint because of this node, at its limited rate.
     RenewForNode,
@@ -71,7 +69,6 @@ pub(super) enum FaultRemedy {
 pub(super) struct NodeFaults {
     /// The address of each node's endpoint.
     addresses: HashMap<NodeId, Vec<u8>>,
-    /// Time of each node's last fault.
     last_fault: HashMap<NodeId, u64>,
     /// Nodes that need another endpoint, with the reason.
     renewal_wanted: BTreeMap<NodeId, RenewalReason>,

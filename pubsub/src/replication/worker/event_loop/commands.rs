@@ -9,7 +9,6 @@ use crate::replication::worker::topics::table::{TopicSlot, WorkerTopicKey};
 use crate::replication::worker::topics::{InboundTopic, OutboundTopic};
 use crate::replication::{Command, Counters, OutboundOptions, Side, TopicKey, WorkerEvent};
 
-/// Commands handled in one turn.
 const COMMANDS_PER_TURN: usize = 64;
 
 impl WorkerLoop {

@@ -30,7 +30,6 @@ const ANSWER_CHECK_INTERVAL: u64 = 1_000_000_000;
 /// Interval of checking all connections for stalls.
 const STALL_CHECK_INTERVAL: u64 = 200_000_000;
 
-/// A worker's thread.
 pub(super) struct WorkerLoop {
     options: WorkerOptions,
     endpoint: WorkerEndpoint,
@@ -47,7 +46,6 @@ pub(super) struct WorkerLoop {
     is_stopping: bool,
 }
 
-/// Times of the next checks.
 #[derive(Default)]
 struct NextChecks {
     housekeeping: u64,
@@ -166,7 +164,6 @@ impl WorkerLoop {
         has_any
     }
 
-    /// Marks a topic as ready after an event.
     fn ready(&mut self, slot: TopicSlot) {
         self.ready_queue.mark(&mut self.topics, slot, self.now.monotonic);
     }

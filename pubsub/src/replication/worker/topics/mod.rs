@@ -34,7 +34,6 @@ struct OutboundConnection {
     send_progress: SendProgress,
 }
 
-/// A topic that is sent.
 pub(super) struct OutboundTopic {
     key: TopicKey,
     parameters: TopicParameters,
@@ -76,7 +75,6 @@ impl OutboundTopic {
         self.outbound.advance(now, &mut *self.source, transport)
     }
 
-    /// The device of its source's memory.
     pub(super) fn device(&self) -> Option<&Device> {
         self.device.as_ref()
     }
@@ -204,7 +202,6 @@ impl InboundRingMemory {
     }
 }
 
-/// The ring of an inbound topic.
 struct InboundRing {
     memory: InboundRingMemory,
     request: ConnectRequest,
@@ -224,7 +221,6 @@ impl InboundRing {
     }
 }
 
-/// A topic that is received from a node.
 pub(super) struct InboundTopic {
     key: TopicKey,
     origin: NodeId,
@@ -338,12 +334,10 @@ impl InboundTopic {
         self.ring.as_ref().is_some_and(|ring| ring.request.from != from)
     }
 
-    /// Sets the request to be answered, if any.
     pub(super) fn set_request(&mut self, request: Option<ConnectRequest>) {
         self.request = request;
     }
 
-    /// Returns true if a request can be answered.
     pub(super) fn can_answer(&self) -> bool {
         self.request.is_some() && self.inbound.is_drained()
     }

@@ -59,13 +59,11 @@ pub(super) struct StallSuspicion {
     last_check: u64,
 }
 
-/// Result of comparing the counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StallVerdict {
     /// No difference, or progress.
     Resolved,
     Pending,
-    /// The connection makes no progress.
     Stalled,
 }
 

@@ -11,12 +11,9 @@ use crate::replication::transport::Transport;
 use crate::replication::worker::ready_state::ReadyState;
 use crate::replication::{ClockReading, NodeId, TopicKey};
 
-/// The key of a topic of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum WorkerTopicKey {
-    /// A topic that it sends.
     Out(TopicKey),
-    /// A topic that it receives from a node.
     In(TopicKey, NodeId),
 }
 
