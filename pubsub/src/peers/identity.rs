@@ -1,11 +1,11 @@
 //! Ids of instances of services and of sessions.
 
 use std::fmt;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
 use super::{ServiceInstance, SplitMix64};
+use crate::clock;
 
 pub(super) const MAX_LABEL_LENGTH: usize = 64;
 
@@ -22,8 +22,7 @@ impl fmt::Display for SessionId {
 
 impl ServiceInstance {
     pub(crate) fn new(nonce: u64) -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { started: since.as_nanos() as u64, nonce }
+        Self { started: clock::now(), nonce }
     }
 }
 

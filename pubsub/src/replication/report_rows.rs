@@ -21,10 +21,7 @@ fn describe_peer(peer: &PeerReport, now: SystemTime) -> String {
         PeerState::SelfConnection => "the address is this node's own",
         PeerState::Departed => "disconnected",
     };
-    match &peer.last_error {
-        Some(why) => why.clone(),
-        None => state.to_owned(),
-    }
+    peer.last_error.clone().unwrap_or_else(|| state.to_owned())
 }
 
 impl Replicator {

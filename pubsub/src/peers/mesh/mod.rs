@@ -226,12 +226,10 @@ impl Mesh {
         self.close_connection(connection, CloseReason::Broken(how.to_owned()), now);
     }
 
-    /// Some of the bytes queued for a connection, if any.
     pub(super) fn output(&self, connection: ConnectionId) -> &[u8] {
         self.connections.get(&connection).map_or(&[], |link| link.session.output())
     }
 
-    /// Removes sent bytes from the queue.
     pub(super) fn sent(&mut self, connection: ConnectionId, count: usize, now: Duration) {
         if let Some(link) = self.connections.get_mut(&connection) {
             link.session.sent(count, now);
@@ -302,7 +300,6 @@ impl Mesh {
         self.actions.extend(due.into_iter().map(|address| Action::Dial { address }));
     }
 
-    /// When `tick` has work next.
     pub(super) fn deadline(&self) -> Option<Duration> {
         let sessions = self.connections.values().filter_map(|link| link.session.deadline());
         let live = self.connections.values().filter(|link| !link.is_stale);
@@ -325,8 +322,6 @@ impl Mesh {
         }
     }
 
-    /// Sends the interests of this node to a peer from now on, after the messages already queued,
-    /// while the session lasts.
     pub(super) fn announce_interests(&mut self, node: NodeId, session: SessionId, now: Duration) {
         if let Some((connection, number)) = self.current(&node)
             && number == session
@@ -337,7 +332,6 @@ impl Mesh {
         }
     }
 
-    /// Sends a control message to a node, while the session lasts.
     pub(super) fn send_control_message(
         &mut self,
         node: NodeId,

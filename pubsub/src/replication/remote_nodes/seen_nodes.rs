@@ -43,8 +43,6 @@ impl SeenNodes {
         })
     }
 
-    /// A node connects. True if its service instance is the previous one: only the session was
-    /// lost.
     pub(crate) fn connects(
         &mut self,
         node: NodeId,

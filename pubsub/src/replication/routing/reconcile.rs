@@ -226,7 +226,6 @@ impl TopicReplication {
         }
     }
 
-    /// Sends changed last sequences to the destinations; all of them to new destinations.
     pub(super) fn send_last_sequences(
         &mut self,
         changes: Vec<(u64, u64)>,
@@ -520,13 +519,10 @@ impl Routing {
         // Read before anything is retained: messages published in between are missed.
         let start_sequences = StartSequences::of(topic);
         // The source holds the only strong reference.
-        let (source, made) = {
-            let alive = Arc::new(AtomicBool::new(true));
-            let source = Arc::downgrade(&alive);
-            let parts = (topic, &replicated.local_topic.local);
-            let service_context = &self.service_context;
-            (source, TopicSource::new(service_context, parts, &replicated.delivered, &gate, alive))
-        };
+        let alive = Arc::new(AtomicBool::new(true));
+        let source = Arc::downgrade(&alive);
+        let (context, parts) = (&self.service_context, (topic, &replicated.local_topic.local));
+        let made = TopicSource::new(context, parts, &replicated.delivered, &gate, alive);
         let options = TopicOptions {
             parameters: TopicParameters {
                 number: u64::from(number),

@@ -200,7 +200,6 @@ pub(super) fn host_region(endpoint: &Endpoint, length: usize) -> fabric::Result<
 pub(super) type BatchBuffers = BufferSlab<MemoryRegion>;
 
 impl BatchBuffers {
-    /// A free buffer, or a new one below the limit or if it is the caller's first.
     pub(super) fn take_region(&mut self, is_first: bool, endpoint: &Endpoint) -> Option<u32> {
         let make = || host_region(endpoint, BATCH_BUFFER_LENGTH);
         self.take((is_first, MAX_BATCH_BUFFERS), make).unwrap_or_else(|error| {

@@ -203,7 +203,6 @@ impl WorkerEndpoint {
         Ok((device_access, regions.map_err(of_fabric)?))
     }
 
-    /// The bytes of a probe were not there.
     pub(crate) fn probe_failed(&mut self, ends: RingEnds, cause: &str) {
         let provider = &self.transport.port().endpoint().domain().capabilities().provider;
         self.device_rings.probe_failed(ends, format!("{provider} failed the probe: {cause}"));

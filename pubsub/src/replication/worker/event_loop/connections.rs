@@ -149,8 +149,6 @@ impl WorkerLoop {
         }
     }
 
-    /// Returns true if this is the current connection to a node, with a requested ring if that
-    /// matters.
     fn is_current(&mut self, index: usize, node: NodeId, number: u64, is_requested: bool) -> bool {
         let topic = self.topics.outbound(index);
         topic.is_some_and(|topic| topic.is_current(node, number, is_requested))

@@ -7,7 +7,7 @@ mod teardown;
 
 use std::mem;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 
@@ -16,6 +16,7 @@ use super::endpoint::{RenewalReason, WorkerEndpoint};
 use super::ready_queue::ReadyQueue;
 use super::topics::table::{TopicSlot, TopicTable, WorkerTopicKey};
 use super::{Command, WorkerEvent, WorkerEvents, WorkerOptions, nanoseconds};
+use crate::clock;
 use crate::replication::{ClockReading, Progress, Side, TurnFailure};
 
 /// Idle rounds after which all credit is returned to writers.
@@ -54,8 +55,7 @@ struct NextChecks {
 }
 
 fn read_clock(start: Instant) -> ClockReading {
-    let realtime = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    ClockReading { monotonic: nanoseconds(start.elapsed()), realtime: nanoseconds(realtime) }
+    ClockReading { monotonic: nanoseconds(start.elapsed()), realtime: clock::now() }
 }
 
 /// Returns true if a check is due, and then sets when the next one is.

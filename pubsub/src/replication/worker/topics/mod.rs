@@ -451,11 +451,3 @@ impl InboundTopic {
         is_stalled
     }
 }
-
-// A chunk held by a topic is a view into its ring, which any thread may drop.
-const _: fn() = || {
-    fn is_send<T: Send>() {}
-    is_send::<ChunkView>();
-    is_send::<OutboundTopic>();
-    is_send::<InboundTopic>();
-};
