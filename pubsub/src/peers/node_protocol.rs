@@ -27,11 +27,8 @@ use super::{Hello, PeerAddress, ServiceInstance};
 use crate::ids::NodeId;
 use crate::network_options::NetworkOptions;
 
-/// What a node offers to others, one bit each. Unknown bits are no error.
-pub(super) mod capability {
-    /// The node sends the addresses of its peers on request.
-    pub(in super::super) const RENDEZVOUS: u64 = 1;
-}
+/// Capability of a node that sends the addresses of its peers on request. Unknown ones are no error.
+pub(super) const RENDEZVOUS: u64 = 1;
 
 /// A frame after the hello.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,7 +92,7 @@ impl Hello {
             identity,
             instance,
             label: label.to_owned(),
-            capabilities: if listens.is_some() { capability::RENDEZVOUS } else { 0 },
+            capabilities: if listens.is_some() { RENDEZVOUS } else { 0 },
             lost_after: u32::try_from(network.lost_after.as_millis()).unwrap_or(u32::MAX),
             listens,
         }

@@ -28,15 +28,15 @@ use crate::pool::Metadata;
 use crate::settings::MAX_METADATA;
 
 /// Bytes of a header.
-pub const HEADER_LENGTH: usize = 56;
+pub(crate) const HEADER_LENGTH: usize = 56;
 /// Longest header and metadata.
 pub const MAX_PREFIX_LENGTH: usize = HEADER_LENGTH + MAX_METADATA;
 /// Bytes after a staged payload.
-pub const TRAILER_LENGTH: usize = 8;
+pub(crate) const TRAILER_LENGTH: usize = 8;
 /// The longest payload.
 pub const MAX_PAYLOAD_LENGTH: u64 = 1 << 40;
 /// Positions are below this number.
-pub const POSITION_LIMIT: u64 = 1 << 62;
+pub(crate) const POSITION_LIMIT: u64 = 1 << 62;
 
 const MAGIC: [u8; 2] = *b"Fm";
 const VERSION: u8 = 1;
@@ -46,7 +46,7 @@ const NOT_A_HEADER: &str = "not a message header, or another version of it";
 
 /// Kind of a ring message, in its topic field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RingMessageKind {
+pub(crate) enum RingMessageKind {
     /// Small messages, one after the other.
     Batch = 0,
     /// One message.
@@ -58,13 +58,12 @@ pub enum RingMessageKind {
 }
 
 impl RingMessageKind {
-    /// The number in the ring's topic field.
-    pub fn number(self) -> u32 {
+    pub(crate) fn number(self) -> u32 {
         self as u32
     }
 
     /// None for an unknown number.
-    pub fn of(number: u32) -> Option<Self> {
+    pub(crate) fn of(number: u32) -> Option<Self> {
         let all = [Self::Batch, Self::Long, Self::Inline, Self::Probe];
         all.into_iter().find(|kind| kind.number() == number)
     }

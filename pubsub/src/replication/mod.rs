@@ -43,10 +43,7 @@ pub use connection_messages::{ConnectionMessage, DirectWriter, Provider, Side, T
 #[cfg(test)]
 pub(crate) use connection_messages::{MAX_LANES, MAX_REASON_LENGTH, fit_addresses};
 pub use inbound::InboundCounters;
-pub use message_header::{
-    HEADER_LENGTH, MAX_PAYLOAD_LENGTH, MAX_PREFIX_LENGTH, MessageHeader, POSITION_LIMIT,
-    RingMessageKind, TRAILER_LENGTH,
-};
+pub use message_header::{MAX_PAYLOAD_LENGTH, MAX_PREFIX_LENGTH, MessageHeader};
 pub use outbound::DestinationCounters;
 use threads::lock;
 pub use worker::{

@@ -8,7 +8,7 @@ use crate::ids::NodeId;
 use crate::peers::close_reason::{CloseReason, GoodbyeReason, malformed};
 use crate::peers::heartbeats::ReceivedFrame;
 use crate::peers::identity::SessionId;
-use crate::peers::node_protocol::{Frame, capability};
+use crate::peers::node_protocol::{Frame, RENDEZVOUS};
 use crate::peers::peer_event::PeerEvent;
 use crate::peers::session_arbitration::{SessionArbitration, Step};
 use crate::peers::{ConnectionId, Hello, PeerAddress};
@@ -177,8 +177,7 @@ impl Mesh {
     fn ask(&mut self, node: NodeId, now: Duration) {
         let Some((connection, _)) = self.current(&node) else { return };
         let Some(link) = self.connections.get_mut(&connection) else { return };
-        let answers =
-            link.peer.as_ref().is_some_and(|peer| peer.capabilities & capability::RENDEZVOUS != 0);
+        let answers = link.peer.as_ref().is_some_and(|peer| peer.capabilities & RENDEZVOUS != 0);
         if link.number.is_some() && answers && !link.requested_peers {
             link.requested_peers = true;
             self.send(connection, &Frame::RequestPeers, now);

@@ -95,17 +95,11 @@ impl<W: OutboundTransport> Outbound<W> {
             source.release(through);
         }
         let has_moved = through.is_some() || has_trimmed;
-        if has_moved {
-            self.release_slots(wire);
-        }
-        has_moved
-    }
-
-    fn release_slots(&mut self, wire: &mut W) {
         let entries = self.first..self.end();
-        while let Some(item) = self.staging.outside_entries(&entries) {
+        while has_moved && let Some(item) = self.staging.outside_entries(&entries) {
             wire.release_slot(item.slot, item.is_quarantined);
         }
+        has_moved
     }
 
     /// Reads messages that a destination may write soon.

@@ -19,7 +19,7 @@ use self::host_memory::MappedSpan;
 use super::{PayloadLocation, RingProgress};
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::inbound::{Chunk, InboundTransport};
-use crate::replication::message_header::RingMessageKind;
+use crate::replication::message_header::{RingMessageKind, TRAILER_LENGTH};
 use crate::replication::outbound::{OutboundTransport, Part};
 use crate::replication::probe::RingProbe;
 use crate::replication::transport::buffers::{
@@ -87,7 +87,7 @@ impl Transport {
             copy_threads: CopyThreads::of(port.lanes()),
             port,
             batch_buffers: BatchBuffers::new(),
-            slots: StagingSlots::new(piece + super::TRAILER_LENGTH, slots),
+            slots: StagingSlots::new(piece + TRAILER_LENGTH, slots),
             registrations: SourceRegistrations::default(),
             out: CopyStreams::default(),
             into: CopyStreams::default(),
