@@ -1,11 +1,12 @@
 //! Calls that may never return, on threads that can be abandoned.
 
 use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 /// Longer timeouts are equal to this one, since points in time have a limit.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// The point in time at which a timeout that begins now ends.
 pub(super) fn deadline(timeout: Duration) -> Instant {
@@ -34,6 +35,15 @@ pub(super) fn run<T: Send + 'static>(
         Err(RecvTimeoutError::Timeout) => Ok(None),
         Err(RecvTimeoutError::Disconnected) => Err(io::Error::other("a thread panicked")),
     }
+}
+
+/// What the system's resolver returned for a name; None if that is not known before the deadline,
+/// which the resolver does not take.
+pub(super) fn resolve(
+    name: impl ToSocketAddrs + Send + 'static,
+    deadline: Instant,
+) -> io::Result<Option<io::Result<Vec<SocketAddr>>>> {
+    run("fabricast-resolve", deadline, move || name.to_socket_addrs().map(Vec::from_iter))
 }
 
 #[cfg(test)]

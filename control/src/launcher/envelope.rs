@@ -11,10 +11,9 @@
 
 use std::time::Duration;
 
-use super::error::{Error, ErrorKind, Result, list};
+use super::error::{Error, ErrorKind, GATHER, Result, list};
 use super::exchange::Exchange;
 
-const GATHER: &str = "exchange among ranks";
 const MAGIC: &[u8] = b"FcLX";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 const IS_BYTES: u8 = 0;

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::str::FromStr;
 
-use super::error::{Error, ErrorKind, Result};
-
-const READ: &str = "read launch environment";
+use super::error::{Error, ErrorKind, READ, Result};
 
 /// Environment variables that a launcher sets.
 ///

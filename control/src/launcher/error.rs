@@ -4,6 +4,11 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
+/// Operations of all launchers.
+pub(super) const READ: &str = "read launch environment";
+pub(super) const CONNECT: &str = "connect to launcher";
+pub(super) const GATHER: &str = "exchange among ranks";
+
 errors::define! {
     /// The kinds of failure that a program can act on.
     pub enum ErrorKind {

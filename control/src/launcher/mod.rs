@@ -16,7 +16,6 @@ mod launchers;
 mod pmi;
 mod pmix;
 mod presence;
-mod resolve;
 mod single;
 mod start;
 mod tcp_store;

@@ -1,12 +1,11 @@
 //! The environment variables of each launcher.
 
 use super::super::environment::Environment;
-use super::super::error::{Error, ErrorKind, Result};
+use super::super::error::{Error, ErrorKind, READ, Result};
 use super::super::exchange::LocalRank;
 use super::super::launchers::Launcher;
 use super::super::pmi::{PmiServer, PmiVersion};
 
-const DETECT: &str = "read launch environment";
 /// Chooses a launcher.
 pub(super) const VARIABLE: &str = "FABRICAST_LAUNCHER";
 
@@ -74,13 +73,9 @@ pub(super) fn pmix(environment: &Environment) -> Result<Found> {
 
 /// PMI-1 and PMI-2.
 pub(super) fn pmi(environment: &Environment) -> Result<Found> {
-    let version = match environment.is_started_by_slurm() {
-        true => PmiVersion::Two,
-        false => PmiVersion::One,
-    };
-    let name = match version {
-        PmiVersion::One => "pmi1",
-        PmiVersion::Two => "pmi2",
+    let (version, name) = match environment.is_started_by_slurm() {
+        true => (PmiVersion::Two, "pmi2"),
+        false => (PmiVersion::One, "pmi1"),
     };
     let complete = |server, shown, rank, size| {
         let launcher = Launcher::Pmi { version, server };
@@ -223,5 +218,5 @@ fn check((rank_name, rank): (&str, u32), (size_name, size): (&str, u32)) -> Resu
 }
 
 pub(super) fn invalid<T>(detail: String) -> Result<T> {
-    Err(Error::new(DETECT, ErrorKind::InvalidEnvironment, detail))
+    Err(Error::new(READ, ErrorKind::InvalidEnvironment, detail))
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::descriptor::Descriptor;
 use super::failure::Failure;
 use super::message::MAX_MESSAGE;
-use crate::launcher::resolve::resolve;
+use crate::launcher::bounded_call::{left, resolve};
 
 /// A stream socket whose other end is the launcher.
 #[derive(Debug)]
@@ -36,9 +36,8 @@ impl Connection {
     pub(super) fn to_address(address: &str, deadline: Instant) -> Result<Self, Failure> {
         let mut last = Failure::Environment(format!("PMI_PORT={address} is no address"));
         for address in addresses_of(address, deadline)? {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let opened = TcpStream::connect_timeout(&address, left.max(Duration::from_millis(1)));
-            match opened {
+            let left = left(deadline).max(Duration::from_millis(1));
+            match TcpStream::connect_timeout(&address, left) {
                 Ok(socket) => {
                     socket.set_nodelay(true)?;
                     let descriptor =

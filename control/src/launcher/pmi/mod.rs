@@ -32,18 +32,17 @@ use self::client::{Client, Reported};
 use self::failure::Failure;
 use self::launcher_connection::Connection;
 use self::mpi::MpiState;
-use self::open_sessions::{CONNECT, Key};
-use self::session::{GATHER, Session};
+use self::open_sessions::Key;
+use self::session::Session;
+use super::bounded_call::deadline;
 use super::environment::Environment;
-use super::error::{Error, ErrorKind, Result};
+use super::error::{CONNECT, Error, ErrorKind, GATHER, Result};
 use super::exchange::{Exchange, LocalRank};
 
 pub use version::PmiVersion;
 
 /// Most ranks of a job.
 const MAX_SIZE: u32 = 1 << 24;
-/// Waits without a limit end after ten years.
-const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// Where the launcher listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -173,10 +172,6 @@ fn check_beside_mpi(server: &PmiServer, environment: &Environment) -> Result<()>
         (MpiState::Initialized, _) => return Ok(()),
     };
     Err(Error::new(CONNECT, ErrorKind::Unavailable, detail))
-}
-
-fn deadline(timeout: Duration) -> Instant {
-    Instant::now() + timeout.min(LONGEST)
 }
 
 impl Exchange for Pmi {

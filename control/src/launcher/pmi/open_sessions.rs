@@ -11,14 +11,12 @@ use std::time::{Duration, Instant};
 use nix::libc;
 use threads::lock;
 
-use super::super::error::{Error, ErrorKind, Result};
+use super::super::error::{CONNECT, Error, ErrorKind, Result};
 use super::descriptor::Descriptor;
 use super::mpi::{self, MpiState};
 use super::session::Session;
 use super::version::PmiVersion;
 use super::{wire1, wire2};
-
-pub(super) const CONNECT: &str = "connect to launcher";
 
 /// How long the exit of a process waits for a launcher that does not answer.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(1);

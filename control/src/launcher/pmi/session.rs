@@ -3,15 +3,13 @@
 use std::time::{Duration, Instant};
 
 use super::super::environment::Environment;
-use super::super::error::{Error, ErrorKind, Result, list};
+use super::super::error::{Error, ErrorKind, GATHER, Result, list};
 use super::super::exchange::LocalRank;
 use super::super::presence::Presence;
 use super::client::Client;
 use super::failure::Failure;
 use super::version::PmiVersion;
 use super::{mapping, pieces};
-
-pub(super) const GATHER: &str = "exchange among ranks";
 
 /// Pause between two looks at which ranks have come, while a barrier waits for them.
 const LOOK_PAUSE: Duration = Duration::from_millis(100);

@@ -13,9 +13,7 @@ use super::library::{Event, Failure, Value};
 use super::process::Job;
 use super::survey::{Outcome, Survey};
 use crate::launcher::bounded_call;
-use crate::launcher::error::{Error, ErrorKind, Result, list};
-
-pub(super) const GATHER: &str = "exchange among ranks";
+use crate::launcher::error::{Error, ErrorKind, GATHER, Result, list};
 
 /// How long before the deadline it is asked which ranks are missing: a tenth of the timeout, within
 /// these limits.

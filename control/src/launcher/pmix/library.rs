@@ -20,9 +20,8 @@ use nix::libc;
 use threads::RetryBackoff;
 
 use super::abi::{self, Info, Proc, kind};
-use crate::launcher::error::{Error, ErrorKind, Result};
+use crate::launcher::error::{CONNECT, Error, ErrorKind, Result};
 
-const CONNECT: &str = "connect to launcher";
 /// The path of a libpmix, instead of the one that the system finds.
 const VARIABLE: &str = "FABRICAST_PMIX_LIBRARY";
 /// The name of all versions since 2, and the name that a development package adds.

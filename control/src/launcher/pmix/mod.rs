@@ -16,10 +16,9 @@ mod survey;
 use std::sync::{Arc, TryLockError};
 use std::time::Duration;
 
-use self::fence_exchange::GATHER;
 use self::library::MAX_LENGTH;
 use self::process::Job;
-use super::error::{Error, ErrorKind, Result};
+use super::error::{Error, ErrorKind, GATHER, Result};
 use super::exchange::{Exchange, LocalRank};
 
 const NAME: &str = "PMIx";

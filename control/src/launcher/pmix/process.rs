@@ -13,11 +13,10 @@ use super::abi;
 use super::abi::Proc;
 use super::library::{Failure, Library, Value};
 use crate::launcher::bounded_call;
-use crate::launcher::error::{Error, ErrorKind, Result};
+use crate::launcher::error::{CONNECT, Error, ErrorKind, Result};
 use crate::launcher::exchange::LocalRank;
 use crate::launcher::presence::Presence;
 
-const CONNECT: &str = "connect to launcher";
 /// A job of more ranks is a corrupt number.
 const MAX_RANKS: u32 = 1 << 24;
 

@@ -5,7 +5,7 @@
 
 use super::contribution::{MAX_HEAD, head, open_head, pieces};
 use super::store_connection::{Connection, Fault};
-use super::wire::Queries;
+use super::wire::{Dialect, Queries};
 
 /// Queries sent at once whose answers are short or heads. They fit into the buffers of sockets, so
 /// that sending ends although the store may wait until its answers are received.
@@ -53,21 +53,16 @@ impl Gather {
 
     fn contribute(&self, connection: &mut Connection, own: &[u8]) -> Result<(), Fault> {
         for (number, piece) in pieces(own.len()).enumerate() {
-            let mut queries = connection.queries();
-            queries.set(&self.piece_key(self.rank, number), &own[piece]);
-            connection.send(&queries)?;
+            let key = self.piece_key(self.rank, number);
+            connection.send(|queries| queries.set(&key, &own[piece]))?;
         }
         // The last, so that a rank that finds the head also finds the pieces.
-        let mut queries = connection.queries();
-        queries.set(&self.head_key(self.rank), &head(own));
-        connection.send(&queries)
+        connection.send(|queries| queries.set(&self.head_key(self.rank), &head(own)))
     }
 
     fn wait(&self, connection: &mut Connection, group: &[u32]) -> Result<(), Fault> {
         let keys: Vec<_> = group.iter().map(|rank| self.head_key(*rank)).collect();
-        let mut queries = connection.queries();
-        queries.wait(&keys);
-        connection.send(&queries)?;
+        connection.send(|queries| queries.wait(&keys))?;
         match connection.existence()? {
             true => Ok(()),
             false => {
@@ -82,11 +77,8 @@ impl Gather {
         group: &[u32],
         gathered: &mut [Vec<u8>],
     ) -> Result<(), Fault> {
-        let mut queries = connection.queries();
-        for rank in group {
-            queries.get(&self.head_key(*rank));
-        }
-        connection.send(&queries)?;
+        let keys = group.iter().map(|rank| self.head_key(*rank));
+        connection.send(|queries| keys.for_each(|key| queries.get(&key)))?;
         let mut lengths = Vec::with_capacity(group.len());
         for &rank in group {
             let head = connection.value(MAX_HEAD).map_err(|fault| of_rank(rank, fault))?;
@@ -112,11 +104,8 @@ impl Gather {
         bytes.reserve_exact(length - bytes.len());
         let all: Vec<_> = pieces(length).enumerate().collect();
         for some in all.chunks(PIECES) {
-            let mut queries = connection.queries();
-            for (number, _) in some {
-                queries.get(&self.piece_key(rank, *number));
-            }
-            connection.send(&queries)?;
+            let keys = some.iter().map(|(number, _)| self.piece_key(rank, *number));
+            connection.send(|queries| keys.for_each(|key| queries.get(&key)))?;
             for (number, range) in some {
                 let fault = |text| Fault::OfRank(rank, format!("{text} as its piece {number}"));
                 let value = connection.value(range.len()).map_err(|fault| of_rank(rank, fault))?;
@@ -136,9 +125,7 @@ impl Gather {
         gathered: &[Vec<u8>],
     ) -> Result<(), Fault> {
         let counter = format!("{}/read", self.prefix);
-        let mut queries = connection.queries();
-        queries.add(&counter, 1);
-        connection.send(&queries)?;
+        connection.send(|queries| queries.add(&counter, 1))?;
         if connection.number()? < i64::from(self.size) {
             return Ok(());
         }
@@ -147,15 +134,10 @@ impl Gather {
             keys.push(self.head_key(rank));
             keys.extend((0..pieces(bytes.len()).count()).map(|piece| self.piece_key(rank, piece)));
         }
-        ask_each(
-            connection,
-            &keys,
-            |queries, key| queries.remove(key),
-            |connection| match connection.dialect().answers_remove() {
-                true => connection.number().map(drop),
-                false => Ok(()),
-            },
-        )?;
+        ask_each(connection, &keys, Queries::remove, |connection| match connection.dialect() {
+            Dialect::Since22 => connection.number().map(drop),
+            Dialect::Until21 => Ok(()),
+        })?;
         Ok(())
     }
 
@@ -182,11 +164,7 @@ fn ask_each<T>(
 ) -> Result<Vec<T>, Fault> {
     let mut answers = Vec::with_capacity(keys.len());
     for some in keys.chunks(GROUP) {
-        let mut queries = connection.queries();
-        for key in some {
-            ask(&mut queries, key);
-        }
-        connection.send(&queries)?;
+        connection.send(|queries| some.iter().for_each(|key| ask(queries, key)))?;
         for _ in some {
             answers.push(answer(connection)?);
         }

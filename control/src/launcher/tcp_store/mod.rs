@@ -31,16 +31,15 @@ mod fake_store;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use self::gather::Gather;
-use self::store_connection::{Connection, Deadline, Fault};
-use super::error::{Error, ErrorKind, Result, list};
+use self::store_connection::{Connection, Fault};
+use super::bounded_call::deadline;
+use super::error::{CONNECT, Error, ErrorKind, GATHER, Result, list};
 use super::exchange::{Exchange, LocalRank};
 
 const NAME: &str = "torchrun";
-const CONNECT: &str = "connect to launcher";
-const GATHER: &str = "exchange among ranks";
 /// Longest job text: keys have some more bytes.
 const MAX_JOB: usize = 1024;
 const _: () = assert!(MAX_JOB + 128 <= wire::MAX_KEY);
@@ -84,11 +83,10 @@ impl TcpStore {
             return Err(invalid(format!("the job's name has {length} bytes, at most {MAX_JOB}")));
         }
         let start = || {
-            let mut connection = Connection::open(address, Deadline::after(timeout))?;
-            let mut queries = connection.queries();
+            let mut connection = Connection::open(address, deadline(timeout))?;
             let Place { rank, size, ref job, .. } = place;
-            queries.add(&format!("fabricast/{job}/starts/{size}.{rank}"), 1);
-            connection.send(&queries)?;
+            let key = format!("fabricast/{job}/starts/{size}.{rank}");
+            connection.send(|queries| queries.add(&key, 1))?;
             Ok((connection.number()?, connection))
         };
         let (start, connection) = start().map_err(|fault| match fault {
@@ -113,7 +111,7 @@ impl TcpStore {
         Gather { prefix, rank, size }
     }
 
-    fn run(&mut self, gather: &Gather, own: &[u8], deadline: Deadline) -> Outcome {
+    fn run(&mut self, gather: &Gather, own: &[u8], deadline: Instant) -> Outcome {
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
             None => Connection::open(&self.address, deadline)?,
@@ -134,7 +132,7 @@ impl TcpStore {
     fn late(&self, gather: &Gather, timeout: Duration) -> Error {
         let new = |text| Error::new(GATHER, ErrorKind::DeadlineExceeded, text).by(NAME);
         let absent = || {
-            let mut connection = Connection::open(&self.address, Deadline::after(DIAGNOSIS))?;
+            let mut connection = Connection::open(&self.address, deadline(DIAGNOSIS))?;
             gather.absent(&mut connection)
         };
         match absent() {
@@ -213,7 +211,7 @@ impl Exchange for TcpStore {
         if gather.size == 1 {
             return Ok(vec![own.to_vec()]);
         }
-        self.run(&gather, own, Deadline::after(timeout)).map_err(|fault| match fault {
+        self.run(&gather, own, deadline(timeout)).map_err(|fault| match fault {
             Fault::Late(_) => self.late(&gather, timeout),
             other => failed(GATHER, &self.address, other),
         })

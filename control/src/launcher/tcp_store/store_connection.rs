@@ -5,31 +5,17 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::wire::{Answers, Dialect, Malformed, OPENING_ANSWERS, Queries, opening};
-use crate::launcher::bounded_call;
-use crate::launcher::resolve::resolve;
+use crate::launcher::bounded_call::{self, resolve};
 
 /// Bytes received at once.
 const CHUNK: usize = 64 * 1024;
 /// More keys than a store has: such a number comes from another server.
 const MAX_KEYS: i64 = 1 << 40;
 
-/// A point in time after which waiting ends.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Deadline {
-    /// None: too far away to be represented.
-    end: Option<Instant>,
-}
-
-impl Deadline {
-    pub(super) fn after(timeout: Duration) -> Self {
-        Self { end: Instant::now().checked_add(timeout) }
-    }
-
-    /// The time that is left; None after the deadline.
-    fn left(self) -> Option<Duration> {
-        let Some(end) = self.end else { return Some(Duration::MAX) };
-        Some(end.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())
-    }
+/// The time until a deadline; after it, this fault.
+fn left(deadline: Instant, late: impl FnOnce() -> Fault) -> Result<Duration, Fault> {
+    let left = bounded_call::left(deadline);
+    if left.is_zero() { Err(late()) } else { Ok(left) }
 }
 
 /// Why an exchange with the store failed.
@@ -75,7 +61,7 @@ pub(super) struct Connection {
     /// Of the peer, for messages.
     address: SocketAddr,
     dialect: Dialect,
-    deadline: Deadline,
+    deadline: Instant,
     answers: Answers,
     has_received: bool,
     chunk: Vec<u8>,
@@ -83,7 +69,7 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Connects to the store at `host:port`, and finds out its dialect.
-    pub(super) fn open(address: &str, deadline: Deadline) -> Result<Self, Fault> {
+    pub(super) fn open(address: &str, deadline: Instant) -> Result<Self, Fault> {
         let candidates = addresses_of(address, deadline)?;
         let mut connection = Self::connect(&candidates, Dialect::Since22, deadline)?;
         match connection.begin() {
@@ -101,14 +87,13 @@ impl Connection {
     fn connect(
         candidates: &[SocketAddr],
         dialect: Dialect,
-        deadline: Deadline,
+        deadline: Instant,
     ) -> Result<Self, Fault> {
         let mut fault = Fault::Failed("the host has no address".to_owned());
         for (index, address) in candidates.iter().enumerate() {
             let late = || Fault::Late(format!("{address} accepted no connection"));
-            let left = deadline.left().ok_or_else(late)?;
             // Leaves time for the other addresses.
-            let part = left / (candidates.len() - index) as u32;
+            let part = left(deadline, late)? / (candidates.len() - index) as u32;
             match TcpStream::connect_timeout(address, part) {
                 Ok(stream) => {
                     let what = format!("connecting to {address}");
@@ -137,9 +122,7 @@ impl Connection {
                 OPENING_ANSWERS
             }
             Dialect::Until21 => {
-                let mut queries = self.queries();
-                queries.count_keys();
-                self.send(&queries)?;
+                self.send(Queries::count_keys)?;
                 1
             }
         };
@@ -152,7 +135,7 @@ impl Connection {
         Ok(())
     }
 
-    pub(super) fn set_deadline(&mut self, deadline: Deadline) {
+    pub(super) fn set_deadline(&mut self, deadline: Instant) {
         self.deadline = deadline;
     }
 
@@ -160,17 +143,14 @@ impl Connection {
         self.dialect
     }
 
-    /// No queries yet, in the dialect of the store.
-    pub(super) fn queries(&self) -> Queries {
-        Queries::new(self.dialect)
-    }
-
-    /// Sends queries. All earlier ones must have been answered: otherwise both sides might wait
-    /// until the other receives.
-    pub(super) fn send(&mut self, queries: &Queries) -> Result<(), Fault> {
+    /// Sends queries at once. All earlier ones must have been answered: otherwise both sides might
+    /// wait until the other receives.
+    pub(super) fn send(&mut self, ask: impl FnOnce(&mut Queries)) -> Result<(), Fault> {
         if !self.answers.is_empty() {
             return Err(Fault::Malformed("an answer without a query".to_owned()));
         }
+        let mut queries = Queries::new(self.dialect);
+        ask(&mut queries);
         self.send_bytes(queries.bytes())
     }
 
@@ -178,7 +158,7 @@ impl Connection {
         let what = format!("sending to {}", self.address);
         while !bytes.is_empty() {
             let late = || Fault::Late(format!("{} did not receive all queries", self.address));
-            let left = self.deadline.left().ok_or_else(late)?;
+            let left = left(self.deadline, late)?;
             self.stream.set_write_timeout(Some(left)).map_err(|error| Fault::of(&error, &what))?;
             match self.stream.write(bytes) {
                 Ok(count) => bytes = &bytes[count..],
@@ -199,7 +179,7 @@ impl Connection {
                 return Ok(answer);
             }
             let late = || Fault::Late(format!("{} did not answer", self.address));
-            let left = self.deadline.left().ok_or_else(late)?;
+            let left = left(self.deadline, late)?;
             self.stream.set_read_timeout(Some(left)).map_err(|error| Fault::of(&error, &what))?;
             match self.stream.read(&mut self.chunk) {
                 Ok(0) => {
@@ -249,7 +229,7 @@ fn split(address: &str) -> Result<(&str, u16), Fault> {
 }
 
 /// The addresses of `host:port`.
-fn addresses_of(address: &str, deadline: Deadline) -> Result<Vec<SocketAddr>, Fault> {
+fn addresses_of(address: &str, deadline: Instant) -> Result<Vec<SocketAddr>, Fault> {
     let (host, port) = split(address)?;
     if let Ok(ip) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, port)]);
@@ -258,8 +238,7 @@ fn addresses_of(address: &str, deadline: Deadline) -> Result<Vec<SocketAddr>, Fa
         Fault::Failed(format!("resolving host name \"{}\": {error}", host.escape_debug()))
     };
     let late = || Fault::Late(format!("host name \"{}\" was not resolved", host.escape_debug()));
-    let left = deadline.left().ok_or_else(late)?;
-    let resolved = resolve((host.to_owned(), port), bounded_call::deadline(left));
+    let resolved = resolve((host.to_owned(), port), deadline);
     resolved.map_err(failed)?.ok_or_else(late)?.map_err(failed)
 }
 
@@ -279,7 +258,8 @@ mod tests {
 
     #[test]
     fn names_and_addresses_are_resolved() {
-        let resolve = |address| addresses_of(address, Deadline::after(Duration::from_secs(20)));
+        let resolve =
+            |address| addresses_of(address, bounded_call::deadline(Duration::from_secs(20)));
         assert_eq!(resolve("[::1]:1").unwrap(), ["[::1]:1".parse().unwrap()]);
         assert_eq!(resolve("::1:29500").unwrap(), ["[::1]:29500".parse().unwrap()]);
         assert_eq!(resolve("127.0.0.1:1").unwrap(), ["127.0.0.1:1".parse().unwrap()]);

@@ -291,10 +291,8 @@ fn impossible_length_is_refused() {
 fn contribution_that_is_none_names_its_rank() {
     let server = Server::start(Kind::Libuv);
     let mut store = connect(&server, 0, 2).unwrap();
-    let mut connection = Connection::open(&server.address(), Deadline::after(LONG)).unwrap();
-    let mut queries = connection.queries();
-    queries.set("fabricast/job-1/2.1.0/1", b"something else");
-    connection.send(&queries).unwrap();
+    let mut connection = Connection::open(&server.address(), deadline(LONG)).unwrap();
+    connection.send(|queries| queries.set("fabricast/job-1/2.1.0/1", b"something else")).unwrap();
     let error = store.all_gather(b"card", LONG).unwrap_err();
     let text = "exchange among ranks (torchrun) failed: malformed: rank 1 sent something else than \
                 a contribution";

@@ -49,11 +49,6 @@ impl Dialect {
             Self::Until21 => query - 1,
         }
     }
-
-    /// Returns true if the answer to [`Queries::remove`] is a number. Otherwise there is none.
-    pub(super) fn answers_remove(self) -> bool {
-        self == Self::Since22
-    }
 }
 
 /// How many numbers answer [`opening`].
@@ -137,7 +132,8 @@ impl Queries {
         self.begin(GETNUMKEYS);
     }
 
-    /// Deletes a key, or only its value: see [`Dialect::answers_remove`].
+    /// Deletes a key. Answer: the number of deleted keys. Until 2.1 it deletes only the value, and
+    /// there is no answer.
     pub(super) fn remove(&mut self, key: &str) {
         match self.dialect {
             Dialect::Since22 => {
