@@ -12,12 +12,10 @@ use std::ops::Range;
 pub(super) const MAX: usize = 16 << 20;
 /// Bytes in the head: those of most ranks, so that one query gets them.
 const FIRST: usize = 16 << 10;
-/// Longest head.
 pub(super) const MAX_HEAD: usize = size_of::<u64>() + FIRST;
 /// Bytes in a piece. The store handles one query at a time, and copies the value.
 const PIECE: usize = 1 << 20;
 
-/// The head of a contribution.
 pub(super) fn head(bytes: &[u8]) -> Vec<u8> {
     let mut head = (bytes.len() as u64).to_le_bytes().to_vec();
     head.extend(&bytes[..bytes.len().min(FIRST)]);

@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind as IoKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::wire::{Answers, Dialect, Malformed, OPENING_ANSWERS, Queries, opening};
+use super::wire::{Answers, Dialect, OPENING_ANSWERS, Queries, opening};
 use crate::launcher::bounded_call::{self, resolve};
 
 /// Bytes received at once.
@@ -29,16 +29,9 @@ pub(super) enum Fault {
     Malformed(String),
     /// A rank sent this.
     OfRank(u32, String),
-    /// The address is not valid.
     InvalidAddress(String),
     /// The system reported this.
     Failed(String),
-}
-
-impl From<Malformed> for Fault {
-    fn from(Malformed(text): Malformed) -> Self {
-        Self::Malformed(text)
-    }
 }
 
 impl Fault {
@@ -54,7 +47,6 @@ impl Fault {
     }
 }
 
-/// A connection to the store.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: TcpStream,
@@ -171,11 +163,11 @@ impl Connection {
 
     fn receive<T>(
         &mut self,
-        take: impl Fn(&mut Answers) -> Result<Option<T>, Malformed>,
+        take: impl Fn(&mut Answers) -> Result<Option<T>, String>,
     ) -> Result<T, Fault> {
         let what = format!("receiving from {}", self.address);
         loop {
-            if let Some(answer) = take(&mut self.answers)? {
+            if let Some(answer) = take(&mut self.answers).map_err(Fault::Malformed)? {
                 return Ok(answer);
             }
             let late = || Fault::Late(format!("{} did not answer", self.address));

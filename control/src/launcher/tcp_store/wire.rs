@@ -42,15 +42,6 @@ pub(super) enum Dialect {
     Until21,
 }
 
-impl Dialect {
-    fn number(self, query: u8) -> u8 {
-        match self {
-            Self::Since22 => query,
-            Self::Until21 => query - 1,
-        }
-    }
-}
-
 /// How many numbers answer [`opening`].
 pub(super) const OPENING_ANSWERS: usize = 4;
 
@@ -83,7 +74,10 @@ impl Queries {
     }
 
     fn begin(&mut self, query: u8) {
-        self.bytes.push(self.dialect.number(query));
+        self.bytes.push(match self.dialect {
+            Dialect::Since22 => query,
+            Dialect::Until21 => query - 1,
+        });
     }
 
     fn text(&mut self, content: &[u8]) {
@@ -127,7 +121,6 @@ impl Queries {
         }
     }
 
-    /// Answer: the number of keys.
     pub(super) fn count_keys(&mut self) {
         self.begin(GETNUMKEYS);
     }
@@ -145,12 +138,8 @@ impl Queries {
     }
 }
 
-/// The store sent something that is no answer, for this reason.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Malformed(pub(super) String);
-
 /// Received bytes, from which answers are taken. A method returns None until its answer is
-/// complete.
+/// complete, and what it found if that is no answer.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     bytes: Vec<u8>,
@@ -186,24 +175,22 @@ impl Answers {
         Some(i64::from_ne_bytes(bytes))
     }
 
-    /// Do the keys exist?
-    pub(super) fn existence(&mut self) -> Result<Option<bool>, Malformed> {
+    pub(super) fn existence(&mut self) -> Result<Option<bool>, String> {
         let Some([byte]) = self.array() else { return Ok(None) };
         self.taken += 1;
         match byte {
             0 => Ok(Some(true)),
             1 => Ok(Some(false)),
-            _ => Err(Malformed(format!("answer {byte} to the question whether keys exist"))),
+            _ => Err(format!("answer {byte} to the question whether keys exist")),
         }
     }
 
     /// A value of at most `most` bytes.
-    pub(super) fn value(&mut self, most: usize) -> Result<Option<Vec<u8>>, Malformed> {
+    pub(super) fn value(&mut self, most: usize) -> Result<Option<Vec<u8>>, String> {
         let Some(prefix) = self.array() else { return Ok(None) };
         let length = u64::from_ne_bytes(prefix);
         if length > most as u64 {
-            let text = format!("a value of {length} bytes, at most {most} were expected");
-            return Err(Malformed(text));
+            return Err(format!("a value of {length} bytes, at most {most} were expected"));
         }
         let end = prefix.len() + length as usize;
         let Some(value) = self.rest().get(prefix.len()..end).map(<[u8]>::to_vec) else {
