@@ -11,7 +11,6 @@ use super::{pieces, wire1, wire2};
 
 /// Longest request of PMI-1: servers read a request at once, with a buffer of this size.
 const MAX_REQUEST: usize = 1024;
-/// Longest key that is used.
 const MAX_KEY: usize = 56;
 /// Limits of PMI-2, which has no request for them.
 const KEY_LIMIT: usize = 64;
@@ -85,22 +84,18 @@ impl Client {
         }
     }
 
-    /// The protocol.
     pub(super) fn version(&self) -> PmiVersion {
         self.version
     }
 
-    /// The name of the job.
     pub(super) fn job(&self) -> &str {
         &self.job
     }
 
-    /// Rank and size.
     pub(super) fn place(&self) -> (u32, u32) {
         self.place
     }
 
-    /// The socket.
     pub(super) fn descriptor(&self) -> Descriptor {
         self.connection.descriptor()
     }
@@ -149,7 +144,6 @@ impl Client {
         self.receive_value(key, deadline)
     }
 
-    /// Asks for a value.
     pub(super) fn ask_value(&mut self, key: &str, deadline: Instant) -> Result<(), Failure> {
         let job = self.job.clone();
         match self.version {
@@ -179,7 +173,6 @@ impl Client {
         }
     }
 
-    /// Begins a barrier.
     pub(super) fn enter_barrier(&mut self, deadline: Instant) -> Result<(), Failure> {
         let command = match self.version {
             PmiVersion::One => "barrier_in",
@@ -226,18 +219,16 @@ impl Client {
         self.send("init", &fields, deadline)?;
         let answer = self.receive(deadline)?;
         let chosen = answer.text("pmi_version").and_then(PmiVersion::of_number);
-        if answer.command() == "response_to_init" && chosen.is_some_and(|it| it != wanted) {
-            return Ok(chosen.unwrap_or(wanted));
-        }
-        let answer = answer.expect("response_to_init")?;
-        match chosen {
-            Some(version) => Ok(version),
-            None => {
-                let found = shortened(answer.text("pmi_version").unwrap_or_default());
-                let detail = format!("the launcher answered with version \"{found}\" of PMI");
-                Err(Failure::Malformed(detail))
+        let answer = match chosen {
+            Some(other) if other != wanted && answer.command() == "response_to_init" => {
+                return Ok(other);
             }
-        }
+            _ => answer.expect("response_to_init")?,
+        };
+        chosen.ok_or_else(|| {
+            let found = shortened(answer.text("pmi_version").unwrap_or_default());
+            Failure::Malformed(format!("the launcher answered with version \"{found}\" of PMI"))
+        })
     }
 
     fn full_init(

@@ -5,6 +5,7 @@
 //! opened gets the number. So the socket is compared with its inode before it is used again.
 #![allow(unsafe_code)]
 
+use std::ffi::c_short;
 use std::io;
 use std::os::fd::RawFd;
 use std::time::Instant;
@@ -12,19 +13,14 @@ use std::time::Instant;
 use nix::libc;
 use nix::sys::socket::{MsgFlags, recv, send};
 
+use crate::launcher::bounded_call::left;
+
 /// A connected stream socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Descriptor {
     number: RawFd,
     /// Device and inode.
     identity: (u64, u64),
-}
-
-/// What a socket becomes ready for.
-#[derive(Debug, Clone, Copy)]
-enum Readiness {
-    Receive,
-    Send,
 }
 
 impl Descriptor {
@@ -53,9 +49,8 @@ impl Descriptor {
     /// # Errors
     /// `TimedOut` if none arrive in time; the system's error.
     pub(super) fn receive(self, bytes: &mut [u8], deadline: Instant) -> io::Result<usize> {
-        self.retry(Readiness::Receive, deadline, || {
-            recv(self.number, bytes, MsgFlags::MSG_DONTWAIT)
-        })
+        let flags = MsgFlags::MSG_DONTWAIT;
+        self.retry(libc::POLLIN, deadline, || recv(self.number, bytes, flags))
     }
 
     /// Sends the first of these bytes, and returns their number.
@@ -65,12 +60,12 @@ impl Descriptor {
     pub(super) fn send(self, bytes: &[u8], deadline: Instant) -> io::Result<usize> {
         // A signal would end programs that do not ignore it.
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        self.retry(Readiness::Send, deadline, || send(self.number, bytes, flags))
+        self.retry(libc::POLLOUT, deadline, || send(self.number, bytes, flags))
     }
 
     fn retry(
         self,
-        readiness: Readiness,
+        events: c_short,
         deadline: Instant,
         mut call: impl FnMut() -> nix::Result<usize>,
     ) -> io::Result<usize> {
@@ -79,20 +74,16 @@ impl Descriptor {
                 Err(nix::Error::EAGAIN | nix::Error::EINTR) => {}
                 result => return Ok(result?),
             }
-            if !self.wait(readiness, deadline)? {
+            if !self.wait(events, deadline)? {
                 return Err(io::ErrorKind::TimedOut.into());
             }
         }
     }
 
     /// Waits until it is ready, or the deadline has passed: then false.
-    fn wait(self, readiness: Readiness, deadline: Instant) -> io::Result<bool> {
-        let events = match readiness {
-            Readiness::Receive => libc::POLLIN,
-            Readiness::Send => libc::POLLOUT,
-        };
+    fn wait(self, events: c_short, deadline: Instant) -> io::Result<bool> {
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = left(deadline);
             let milliseconds = i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
             let mut entry = libc::pollfd { fd: self.number, events, revents: 0 };
             // SAFETY: one valid entry, which lives longer than the call.

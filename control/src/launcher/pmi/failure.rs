@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::super::error::{Error, ErrorKind};
 
-/// A failure on the connection to the launcher.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// The launcher did not answer before the deadline.
@@ -35,23 +34,23 @@ impl From<io::Error> for Failure {
 impl Failure {
     /// The error of an operation with this timeout, by this protocol.
     pub(super) fn error(self, operation: &'static str, name: &str, timeout: Duration) -> Error {
-        let error = match self {
+        let (kind, detail) = match self {
             Self::Deadline => {
                 let detail = format!("the launcher did not answer within {timeout:?}");
-                Error::new(operation, ErrorKind::DeadlineExceeded, detail)
+                (ErrorKind::DeadlineExceeded, detail)
             }
             Self::Closed => {
                 let detail = "the launcher closed the connection: the job is ending, or another \
                               program of this rank has used the connection before";
-                Error::new(operation, ErrorKind::Closed, detail)
+                (ErrorKind::Closed, detail.to_owned())
             }
-            Self::System(error) => Error::caused_by(operation, ErrorKind::Failed, error),
-            Self::Malformed(detail) => Error::new(operation, ErrorKind::Malformed, detail),
-            Self::Refused(detail) => Error::new(operation, ErrorKind::Failed, detail),
-            Self::Environment(detail) => {
-                Error::new(operation, ErrorKind::InvalidEnvironment, detail)
+            Self::System(error) => {
+                return Error::caused_by(operation, ErrorKind::Failed, error).by(name);
             }
+            Self::Malformed(detail) => (ErrorKind::Malformed, detail),
+            Self::Refused(detail) => (ErrorKind::Failed, detail),
+            Self::Environment(detail) => (ErrorKind::InvalidEnvironment, detail),
         };
-        error.by(name)
+        Error::new(operation, kind, detail).by(name)
     }
 }

@@ -1,7 +1,7 @@
 //! The connection to the launcher: bytes out, lines and counted bytes in, with deadlines.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
@@ -34,8 +34,12 @@ impl Connection {
 
     /// A new connection to `host:port`.
     pub(super) fn to_address(address: &str, deadline: Instant) -> Result<Self, Failure> {
-        let mut last = Failure::Environment(format!("PMI_PORT={address} is no address"));
-        for address in addresses_of(address, deadline)? {
+        let invalid = format!("PMI_PORT={address} is no address");
+        let resolved = resolve(address.to_owned(), deadline)?.ok_or(Failure::Deadline)?;
+        let addresses =
+            resolved.map_err(|error| Failure::Environment(format!("{invalid}: {error}")))?;
+        let mut last = Failure::Environment(invalid);
+        for address in addresses {
             let left = left(deadline).max(Duration::from_millis(1));
             match TcpStream::connect_timeout(&address, left) {
                 Ok(socket) => {
@@ -50,7 +54,6 @@ impl Connection {
         Err(last)
     }
 
-    /// The connection's socket.
     pub(super) fn descriptor(&self) -> Descriptor {
         self.descriptor
     }
@@ -96,7 +99,6 @@ impl Connection {
         Ok(self.unread.drain(..count).collect())
     }
 
-    /// Puts bytes back, to be received again.
     pub(super) fn put_back(&mut self, bytes: &[u8]) {
         self.unread.splice(..0, bytes.iter().copied());
     }
@@ -110,17 +112,6 @@ impl Connection {
                 Ok(())
             }
         }
-    }
-}
-
-/// The addresses of `host:port`.
-fn addresses_of(address: &str, deadline: Instant) -> Result<Vec<SocketAddr>, Failure> {
-    match resolve(address.to_owned(), deadline)? {
-        Some(Ok(addresses)) => Ok(addresses),
-        Some(Err(error)) => {
-            Err(Failure::Environment(format!("PMI_PORT={address} is no address: {error}")))
-        }
-        None => Err(Failure::Deadline),
     }
 }
 

@@ -3,6 +3,8 @@
 //! `(vector,(0,2,4),(2,1,8))` means: from machine 0 on, 2 machines with 4 ranks each, then from
 //! machine 2 on, 1 machine with 8 ranks. If ranks are left, it begins again.
 
+use std::ops::Range;
+
 /// Ranks that follow each other, on machines that follow each other.
 #[derive(Debug, Clone, Copy)]
 struct Block {
@@ -14,51 +16,23 @@ struct Block {
 /// The ranks on the machine of this rank, ascending. None if the mapping is unknown.
 pub(super) fn neighbours(mapping: &str, rank: u32, size: u32) -> Option<Vec<u32>> {
     let blocks = parse(mapping)?;
-    let machine = machine_of(&blocks, rank)?;
-    let mut found = Vec::new();
-    for (of_run, ranks) in Runs::new(&blocks, size) {
-        if of_run == machine {
-            found.extend(ranks);
-        }
-    }
-    Some(found)
+    let until_rank = rank.checked_add(1)?;
+    let (machine, _) = runs(&blocks, until_rank).find(|(_, ranks)| ranks.contains(&rank))?;
+    let runs = runs(&blocks, size).filter(|(of_run, _)| *of_run == machine);
+    Some(runs.flat_map(|(_, ranks)| ranks).collect())
 }
 
-fn machine_of(blocks: &[Block], rank: u32) -> Option<u64> {
-    let size = rank.checked_add(1)?;
-    Runs::new(blocks, size).find(|(_, ranks)| ranks.contains(&rank)).map(|(machine, _)| machine)
-}
-
-/// Ranks that follow each other on one machine, until all ranks are placed.
-struct Runs<'a> {
-    blocks: std::iter::Cycle<std::slice::Iter<'a, Block>>,
-    block: Option<(Block, u64)>,
-    next: u32,
-    size: u32,
-}
-
-impl<'a> Runs<'a> {
-    fn new(blocks: &'a [Block], size: u32) -> Self {
-        Self { blocks: blocks.iter().cycle(), block: None, next: 0, size }
-    }
-}
-
-impl Iterator for Runs<'_> {
-    type Item = (u64, std::ops::Range<u32>);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.next == self.size {
-            return None;
-        }
-        let (block, done) = match self.block {
-            Some((block, done)) if done < block.machines => (block, done),
-            _ => (*self.blocks.next()?, 0),
-        };
-        self.block = Some((block, done + 1));
-        let begin = self.next;
-        self.next = begin.saturating_add(block.ranks).min(self.size);
-        Some((block.first + done, begin..self.next))
-    }
+/// Machines, each with ranks on it that follow each other, until all ranks are placed.
+fn runs(blocks: &[Block], size: u32) -> impl Iterator<Item = (u64, Range<u32>)> {
+    let machines = blocks.iter().cycle().flat_map(|block| {
+        (block.first..block.first + block.machines).map(|machine| (machine, block.ranks))
+    });
+    let mut next = 0_u32;
+    machines.map_while(move |(machine, ranks)| {
+        let begin = next;
+        next = begin.saturating_add(ranks).min(size);
+        (begin < size).then_some((machine, begin..next))
+    })
 }
 
 fn parse(mapping: &str) -> Option<Vec<Block>> {

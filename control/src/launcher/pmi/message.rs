@@ -26,7 +26,6 @@ impl Message {
         }
     }
 
-    /// The message's command.
     pub(super) fn command(&self) -> &str {
         &self.command
     }

@@ -68,7 +68,6 @@ pub(super) struct Pmi {
 }
 
 impl Pmi {
-    /// Connects to the launcher.
     pub(in crate::launcher) fn connect(
         server: &PmiServer,
         version: PmiVersion,
@@ -206,9 +205,7 @@ impl Exchange for Pmi {
             }
             session.all_gather(own, timeout, deadline)
         });
-        if let Err(error) = &gathered {
-            self.failed = Some(error.clone());
-        }
+        self.failed = gathered.as_ref().err().cloned();
         gathered
     }
 }

@@ -22,7 +22,6 @@ pub(super) enum MpiState {
     Finalized,
 }
 
-/// The state of MPI now.
 pub(super) fn state() -> MpiState {
     // A library that another one loaded for itself is not among the global symbols.
     let loaded = libraries().into_iter().filter_map(|path| {

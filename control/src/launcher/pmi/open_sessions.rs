@@ -5,7 +5,7 @@
 //! process ends, unless an MPI library has yet to do that.
 #![allow(unsafe_code)]
 
-use std::sync::{Mutex, MutexGuard, Once};
+use std::sync::{Mutex, Once};
 use std::time::{Duration, Instant};
 
 use nix::libc;
@@ -51,14 +51,16 @@ struct Entry {
 
 static ENTRIES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
-fn entries() -> MutexGuard<'static, Vec<Entry>> {
-    lock(&ENTRIES)
+fn change(key: &Key, change: impl FnOnce(&mut Entry)) {
+    if let Some(entry) = lock(&ENTRIES).iter_mut().find(|entry| entry.key == *key) {
+        change(entry);
+    }
 }
 
 /// The idle session of this connection, or None if it must be opened. It is in use afterwards.
 pub(super) fn take(key: &Key) -> Result<Option<Session>> {
     let process = std::process::id();
-    let mut entries = entries();
+    let mut entries = lock(&ENTRIES);
     let Some(entry) = entries.iter_mut().find(|entry| entry.key == *key) else {
         entries.push(Entry { key: key.clone(), process, socket: None, state: State::InUse });
         return Ok(None);
@@ -80,13 +82,10 @@ pub(super) fn take(key: &Key) -> Result<Option<Session>> {
     }
 }
 
-/// The connection has been opened.
 pub(super) fn opened(key: &Key, session: &Session) {
     static REGISTER: Once = Once::new();
     let client = session.client();
-    if let Some(entry) = entries().iter_mut().find(|entry| entry.key == *key) {
-        entry.socket = Some((client.descriptor(), client.version()));
-    }
+    change(key, |entry| entry.socket = Some((client.descriptor(), client.version())));
     REGISTER.call_once(|| {
         // SAFETY: the function may run at any time before this library is unloaded. If there is no
         // space for it, the launcher takes the exit for a crash.
@@ -97,25 +96,18 @@ pub(super) fn opened(key: &Key, session: &Session) {
 /// The connection could not be opened. An inherited one is not tried again, because answers to what
 /// was sent may still arrive.
 pub(super) fn not_opened(key: &Key, error: &Error) {
-    let mut entries = entries();
     match key {
-        Key::Address(..) => entries.retain(|entry| entry.key != *key),
-        Key::Inherited(_) => {
-            if let Some(entry) = entries.iter_mut().find(|entry| entry.key == *key) {
-                entry.state = State::Failed(error.clone(), None);
-            }
-        }
+        Key::Address(..) => lock(&ENTRIES).retain(|entry| entry.key != *key),
+        Key::Inherited(_) => change(key, |entry| entry.state = State::Failed(error.clone(), None)),
     }
 }
 
-/// The session is no longer used.
 pub(super) fn put_back(key: &Key, session: Session, failed: Option<Error>) {
-    if let Some(entry) = entries().iter_mut().find(|entry| entry.key == *key) {
-        entry.state = match failed {
-            None => State::Idle(session),
-            Some(error) => State::Failed(error, Some(session)),
-        };
-    }
+    let state = match failed {
+        None => State::Idle(session),
+        Some(error) => State::Failed(error, Some(session)),
+    };
+    change(key, |entry| entry.state = state);
 }
 
 /// The error for the child of a fork.

@@ -2,6 +2,8 @@
 //!
 //! The first value is the number of values, a point, and the beginning of the text.
 
+use std::iter;
+
 use super::super::text;
 
 /// Most bytes of a rank.
@@ -17,16 +19,10 @@ const MAX_PIECES: usize = MAX_TEXT / MIN_VALUE + 2;
 pub(super) fn split(bytes: &[u8], longest: usize) -> Vec<String> {
     let text = text::encode(bytes);
     let (first, rest) = text.split_at(text.len().min(longest - HEAD));
-    let count = 1 + rest.len().div_ceil(longest);
-    let mut pieces = Vec::with_capacity(count);
-    pieces.push(format!("{count}.{first}"));
-    let mut rest = rest;
-    while !rest.is_empty() {
-        let (piece, behind) = rest.split_at(rest.len().min(longest));
-        pieces.push(piece.to_owned());
-        rest = behind;
-    }
-    pieces
+    let rest = rest.as_bytes().chunks(longest);
+    let first = format!("{}.{first}", 1 + rest.len());
+    let rest = rest.map(|piece| String::from_utf8_lossy(piece).into_owned());
+    iter::once(first).chain(rest).collect()
 }
 
 /// The bytes of the values that `get` returns for 0, 1, and so on; None if they are no such values.
@@ -34,7 +30,9 @@ pub(super) fn join<E>(
     mut get: impl FnMut(usize) -> Result<String, E>,
 ) -> Result<Option<Vec<u8>>, E> {
     let first = get(0)?;
-    let Some((count, mut text)) = head(&first) else { return Ok(None) };
+    let head = first.split_once('.').and_then(|(count, text)| Some((count.parse().ok()?, text)));
+    let Some((count @ 1..=MAX_PIECES, text)) = head else { return Ok(None) };
+    let mut text = text.to_owned();
     for piece in 1..count {
         text.push_str(&get(piece)?);
         if text.len() > MAX_TEXT {
@@ -42,12 +40,6 @@ pub(super) fn join<E>(
         }
     }
     Ok(text::decode(&text).filter(|bytes| bytes.len() <= MAX_BYTES))
-}
-
-fn head(first: &str) -> Option<(usize, String)> {
-    let (count, text) = first.split_once('.')?;
-    let count = count.parse().ok().filter(|count| (1..=MAX_PIECES).contains(count))?;
-    Some((count, text.to_owned()))
 }
 
 #[cfg(test)]

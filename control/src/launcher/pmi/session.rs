@@ -50,7 +50,6 @@ impl Session {
         self.local
     }
 
-    /// Gathers the bytes of all ranks.
     pub(super) fn all_gather(
         &mut self,
         own: &[u8],
@@ -177,11 +176,8 @@ impl Wait {
                  machines did not",
                 list(remote)
             )),
-            (ranks, _) if self.is_mapped => {
+            (ranks, _) if self.is_mapped || ranks.len() == 1 => {
                 late(format!("{absent} did not come within {timeout:?}")).of_ranks(ranks.to_vec())
-            }
-            ([rank], _) => {
-                late(format!("{absent} did not come within {timeout:?}")).of_ranks([*rank])
             }
             _ => late(format!("one of {absent} did not come within {timeout:?}")),
         }
