@@ -88,17 +88,18 @@ fn open_all(gathered: Vec<Vec<u8>>, size: u32) -> Result<Vec<Vec<u8>>> {
         let detail = format!("{} contributions from {size} ranks", gathered.len());
         return fail(ErrorKind::Malformed, Vec::new(), detail);
     }
-    let ranks_with = |matches: &dyn Fn(&[u8]) -> bool| -> Vec<u32> {
-        (0..size).filter(|rank| matches(&gathered[*rank as usize])).collect()
+    let ranks_with = |matches: &dyn Fn(usize) -> bool| -> Vec<u32> {
+        (0..size).filter(|rank| matches(*rank as usize)).collect()
     };
-    let malformed = ranks_with(&|bytes| open(bytes).is_none());
+    let malformed = ranks_with(&|rank| open(&gathered[rank]).is_none());
     if !malformed.is_empty() {
         let detail = format!("{} sent something else", list(&malformed));
         return fail(ErrorKind::Malformed, malformed, detail);
     }
+    let (versions, contents): (Vec<_>, Vec<_>) =
+        gathered.iter().filter_map(|bytes| open(bytes)).unzip();
     // The same text on all ranks: each names the ranks that differ from rank 0.
-    let version_of = |rank: u32| open(&gathered[rank as usize]).map_or("", |(version, _)| version);
-    let other = ranks_with(&|bytes| open(bytes).is_some_and(|it| it.0 != version_of(0)));
+    let other = ranks_with(&|rank| versions[rank] != versions[0]);
     if let Some(first) = other.first() {
         let detail = format!(
             "{} of version {}, rank 0 is of version {}. Start the same build on all ranks",
@@ -107,41 +108,33 @@ fn open_all(gathered: Vec<Vec<u8>>, size: u32) -> Result<Vec<Vec<u8>>> {
             } else {
                 format!("{} are", list(&other))
             },
-            version_of(*first).escape_debug(),
-            version_of(0).escape_debug(),
+            versions[*first as usize].escape_debug(),
+            versions[0].escape_debug(),
         );
         return fail(ErrorKind::VersionMismatch, other, detail);
     }
-    if version_of(0) != VERSION {
-        let detail = format!("all ranks are of version {}", version_of(0).escape_debug());
+    if versions[0] != VERSION {
+        let detail = format!("all ranks are of version {}", versions[0].escape_debug());
         return fail(ErrorKind::VersionMismatch, vec![0], detail);
     }
-    let failed =
-        ranks_with(&|bytes| open(bytes).is_some_and(|it| it.1.first() == Some(&IS_FAILURE)));
+    let failed = ranks_with(&|rank| contents[rank].first() == Some(&IS_FAILURE));
     if let Some(first) = failed.first() {
-        let text = open(&gathered[*first as usize]).map_or(&[][..], |(_, rest)| &rest[1..]);
-        let text = String::from_utf8_lossy(text);
+        let text = String::from_utf8_lossy(&contents[*first as usize][1..]);
         let others = match failed.len() - 1 {
             0 => String::new(),
             _ => format!(" (also {})", list(&failed[1..])),
         };
-        return fail(
-            ErrorKind::RankFailed,
-            failed.clone(),
-            format!("rank {first}{others}: {text}"),
-        );
+        let detail = format!("rank {first}{others}: {text}");
+        return fail(ErrorKind::RankFailed, failed, detail);
     }
-    let mut contents = Vec::with_capacity(gathered.len());
-    for (rank, bytes) in gathered.iter().enumerate() {
-        match open(bytes) {
-            Some((_, [IS_BYTES, content @ ..])) => contents.push(content.to_vec()),
-            _ => {
-                let detail = format!("rank {rank} sent neither bytes nor an error");
-                return fail(ErrorKind::Malformed, vec![rank as u32], detail);
-            }
+    let bytes = contents.iter().zip(0..).map(|(content, rank)| match content {
+        [IS_BYTES, bytes @ ..] => Ok(bytes.to_vec()),
+        _ => {
+            let detail = format!("rank {rank} sent neither bytes nor an error");
+            Err(Error::new(GATHER, ErrorKind::Malformed, detail).of_ranks([rank]))
         }
-    }
-    Ok(contents)
+    });
+    bytes.collect()
 }
 
 #[cfg(test)]

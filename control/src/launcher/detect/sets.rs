@@ -71,7 +71,6 @@ pub(super) fn pmix(environment: &Environment) -> Result<Found> {
     Ok(Found::Complete(Set { launcher: Launcher::Pmix, name: "pmix", shown, rank, size }))
 }
 
-/// PMI-1 and PMI-2.
 pub(super) fn pmi(environment: &Environment) -> Result<Found> {
     let (version, name) = match environment.is_started_by_slurm() {
         true => (PmiVersion::Two, "pmi2"),

@@ -129,19 +129,6 @@ impl Data {
 }
 
 impl Value {
-    /// A flag that is set.
-    fn set() -> Self {
-        let mut data = Data::ZERO;
-        data.flag = true;
-        Self { kind: kind::BOOL, data }
-    }
-
-    fn int(number: i32) -> Self {
-        let mut data = Data::ZERO;
-        data.int32 = number;
-        Self { kind: kind::INT, data }
-    }
-
     /// Bytes that the library only reads.
     pub(super) fn bytes(bytes: &[u8]) -> Self {
         let mut data = Data::ZERO;
@@ -165,12 +152,16 @@ impl Info {
 
     /// An option that is switched on.
     pub(super) fn flag(key: &CStr) -> Self {
-        Self::new(key, Value::set())
+        let mut data = Data::ZERO;
+        data.flag = true;
+        Self::new(key, Value { kind: kind::BOOL, data })
     }
 
     /// An option with a number.
     pub(super) fn number(key: &CStr, number: i32) -> Self {
-        Self::new(key, Value::int(number))
+        let mut data = Data::ZERO;
+        data.int32 = number;
+        Self::new(key, Value { kind: kind::INT, data })
     }
 }
 

@@ -51,7 +51,6 @@ pub(super) fn gather(
     }
 }
 
-/// Why an exchange ended.
 enum Ended {
     Failed(Error),
     /// The server does not answer.

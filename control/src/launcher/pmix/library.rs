@@ -37,12 +37,7 @@ pub(super) enum Event {
     /// The fence ended with this status.
     Fence(i32),
     /// The question for a rank's key was answered with this status.
-    Answer {
-        /// The rank.
-        rank: u32,
-        /// The status.
-        status: i32,
-    },
+    Answer { rank: u32, status: i32 },
 }
 
 /// A value that the library returned.
@@ -97,7 +92,6 @@ macro_rules! functions {
 }
 
 functions! {
-    /// The library's functions.
     #[derive(Debug)]
     Functions
     version = "PMIx_Get_version": fn() -> *const c_char;
@@ -114,7 +108,6 @@ functions! {
         fn(*const Proc, *const c_char, *const Info, usize, GetDone, *mut c_void) -> i32;
 }
 
-/// The loaded library.
 #[derive(Debug)]
 pub(super) struct Library {
     functions: Functions,
@@ -446,12 +439,6 @@ extern "C" fn at_exit() {
         std::thread::sleep(backoff.next_pause());
     }
 }
-
-/// The functions are called from any thread.
-const _: fn() = || {
-    fn is_shared<T: Send + Sync>() {}
-    is_shared::<Library>();
-};
 
 #[cfg(test)]
 mod tests {

@@ -20,7 +20,6 @@ const ROUNDS: u32 = 4;
 /// A key that no rank commits: its answer shows that the server answers.
 const NO_KEY: &CStr = c"fabricast.none";
 
-/// How it ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// The fence ended with this status.
