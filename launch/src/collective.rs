@@ -174,7 +174,6 @@ impl AllGather {
         self.held.iter().map(Vec::len).sum()
     }
 
-    /// The bytes in the order of the ranks.
     pub(crate) fn into_bytes(mut self) -> Vec<Vec<u8>> {
         self.held.rotate_right(self.rank as usize);
         self.held

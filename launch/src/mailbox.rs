@@ -38,7 +38,6 @@ pub(crate) struct MessageId {
 }
 
 impl MessageId {
-    /// A message of a collective's round.
     pub(crate) fn of_round(sequence: u16, kind: u8, round: u8) -> Self {
         debug_assert!(round < 1 << ROUND_BITS && kind < 7);
         Self { sequence, round: kind << ROUND_BITS | round }
@@ -97,7 +96,6 @@ impl Partial {
         }
     }
 
-    /// The message, if it is complete.
     fn complete(&self) -> Option<Vec<u8>> {
         let (length, _) = self.fragments.get(&0)?.split_first_chunk::<PREFIX>()?;
         let length = u32::from_le_bytes(*length) as usize;
@@ -164,12 +162,10 @@ impl Mailbox {
         self.arrived.remove(&(from, id))
     }
 
-    /// Has a rank sent a message of another collective with the number of this one?
     pub(crate) fn has_contradiction(&self, from: u32, id: MessageId) -> bool {
         self.arrived.keys().any(|(rank, other)| *rank == from && other.contradicts(id))
     }
 
-    /// Is there another direct message of a rank?
     pub(crate) fn has_direct(&self, from: u32) -> bool {
         self.direct.get(&from).is_some_and(|messages| !messages.is_empty())
     }

@@ -50,16 +50,11 @@ impl Failure {
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
+        let by_tag: [fn(u32) -> Self; 5] =
+            [Self::Missing, Self::Ended, Self::Malformed, Self::Refused, Self::Unreachable];
         let (tag, rank) = bytes.split_first()?;
         let rank = u32::from_le_bytes(rank.try_into().ok()?);
-        match tag {
-            0 => Some(Self::Missing(rank)),
-            1 => Some(Self::Ended(rank)),
-            2 => Some(Self::Malformed(rank)),
-            3 => Some(Self::Refused(rank)),
-            4 => Some(Self::Unreachable(rank)),
-            _ => None,
-        }
+        by_tag.get(usize::from(*tag)).map(|failure| failure(rank))
     }
 
     fn error(self, CallDeadline { operation, timeout, .. }: CallDeadline) -> Error {
@@ -91,7 +86,6 @@ impl Failure {
     }
 }
 
-/// The deadline of a call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CallDeadline {
     operation: &'static str,
@@ -128,7 +122,6 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Messages among the ranks of a group.
 #[derive(Debug, Default)]
 pub(crate) struct Messenger {
     mailbox: Mailbox,
@@ -140,7 +133,6 @@ pub(crate) struct Messenger {
 }
 
 impl Messenger {
-    /// Runs a collective to its end.
     pub(crate) fn run(
         &mut self,
         call: &mut Call<'_>,
@@ -154,21 +146,15 @@ impl Messenger {
             let error = too_long(call.deadline.operation, own_bytes);
             return Err(self.refuse(call, error));
         }
-        let sequence = self.sequence;
-        self.mailbox.begin(sequence);
-        let outcome = self.run_rounds(call, collective, sequence);
-        self.sequence = sequence.wrapping_add(1);
+        self.mailbox.begin(self.sequence);
+        let outcome = self.run_rounds(call, collective);
+        self.sequence = self.sequence.wrapping_add(1);
         outcome
     }
 
-    fn run_rounds<C: Collective>(
-        &mut self,
-        call: &mut Call<'_>,
-        collective: &mut C,
-        sequence: u16,
-    ) -> Result<()> {
+    fn run_rounds<C: Collective>(&mut self, call: &mut Call<'_>, collective: &mut C) -> Result<()> {
         while let Some(round) = collective.next_round() {
-            let id = MessageId::of_round(sequence, C::KIND, round.number);
+            let id = MessageId::of_round(self.sequence, C::KIND, round.number);
             if let Some((to, message)) = round.send {
                 self.send(call, to, id, &message)?;
             }
@@ -252,7 +238,6 @@ impl Messenger {
         }
     }
 
-    /// Waits for a message.
     fn receive(&mut self, call: &mut Call<'_>, source: Source, id: MessageId) -> Result<Vec<u8>> {
         loop {
             if let Some(message) = self.mailbox.take(source.rank, id) {
@@ -261,12 +246,9 @@ impl Messenger {
             if self.mailbox.has_contradiction(source.rank, id) {
                 return Err(self.fail(call, Failure::Malformed(source.rank)));
             }
-            let failure = match self.reported_failure() {
-                Some(failure) => Some(failure),
-                None if self.mailbox.is_lost(source.rank) => Some(Failure::Ended(source.rank)),
-                None => None,
-            };
-            if let Some(failure) = failure {
+            let is_lost = self.mailbox.is_lost(source.rank);
+            let lost = is_lost.then_some(Failure::Ended(source.rank));
+            if let Some(failure) = self.reported_failure().or(lost) {
                 return Err(self.fail(call, failure));
             }
             // Only the rank that waits for a first message knows that its sender is missing.
@@ -366,16 +348,14 @@ impl Messenger {
             if let Some(message) = self.mailbox.take(from, MessageId::direct()) {
                 return Ok(message);
             }
-            let failure = if self.mailbox.is_lost(from) {
-                Failure::Ended(from)
-            } else if call.deadline.left().is_zero() {
-                Failure::Missing(from)
-            } else {
-                let left = call.deadline.left();
-                self.take_events(&mut call, left);
-                continue;
-            };
-            return Err(failure.error(call.deadline));
+            let left = call.deadline.left();
+            if self.mailbox.is_lost(from) {
+                return Err(Failure::Ended(from).error(call.deadline));
+            }
+            if left.is_zero() {
+                return Err(Failure::Missing(from).error(call.deadline));
+            }
+            self.take_events(&mut call, left);
         }
     }
 }

@@ -195,7 +195,6 @@ impl GroupOptions {
         self.insecure
     }
 
-    /// The options of the agent of a rank.
     pub(crate) fn agent_options(&self, rank: u32) -> AgentOptions {
         let label = self.label.clone().unwrap_or_else(|| NodeOptions::default().label);
         let agent = self.agent.clone().label(&format!("{label} {rank}"));

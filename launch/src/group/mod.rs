@@ -141,7 +141,7 @@ impl Group {
     /// [`RankFailed`](ErrorKind::RankFailed), with the rank that is missing or has ended.
     pub fn barrier(&mut self, timeout: Duration) -> Result<()> {
         let mut barrier = Barrier::new(self.rank(), self.size());
-        self.run(&mut barrier, "barrier of ranks", timeout)
+        self.run(&mut barrier, CallDeadline::new("barrier of ranks", timeout))
     }
 
     /// The bytes of the rank `root` for all ranks. Bytes of other ranks are ignored.
@@ -157,7 +157,7 @@ impl Group {
         }
         let own = (root == self.rank()).then(|| bytes.to_vec());
         let mut broadcast = Broadcast::new(self.rank(), self.size(), root, own);
-        self.run(&mut broadcast, operation, timeout)?;
+        self.run(&mut broadcast, CallDeadline::new(operation, timeout))?;
         Ok(broadcast.into_bytes())
     }
 
@@ -169,20 +169,14 @@ impl Group {
     pub fn all_gather(&mut self, own: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         let operation = "all-gather of ranks";
         let mut gather = AllGather::new(self.rank(), self.size(), own.to_vec());
-        self.run(&mut gather, operation, timeout)?;
+        self.run(&mut gather, CallDeadline::new(operation, timeout))?;
         match gather.total() {
             total if total > MAX_BYTES => Err(too_long(operation, total)),
             _ => Ok(gather.into_bytes()),
         }
     }
 
-    fn run(
-        &mut self,
-        collective: &mut impl Collective,
-        operation: &'static str,
-        timeout: Duration,
-    ) -> Result<()> {
-        let deadline = CallDeadline::new(operation, timeout);
+    fn run(&mut self, collective: &mut impl Collective, deadline: CallDeadline) -> Result<()> {
         let mut call = Call::new(&mut self.agent, &mut self.ranks, deadline);
         self.messenger.run(&mut call, collective)
     }
@@ -208,8 +202,7 @@ impl Group {
     pub fn close(mut self, timeout: Duration) -> Result<()> {
         let deadline = CallDeadline::new("close group", timeout);
         let mut barrier = Barrier::new(self.rank(), self.size());
-        let mut call = Call::new(&mut self.agent, &mut self.ranks, deadline);
-        let all_came = self.messenger.run(&mut call, &mut barrier);
+        let all_came = self.run(&mut barrier, deadline);
         let closed = self.agent.close(deadline.left());
         all_came?;
         closed.map_err(|error| Error::caused_by("close group", ErrorKind::Failed, error))

@@ -73,7 +73,8 @@ impl Group {
                         None => Ok(network.clone()),
                     };
                     network
-                        .and_then(|network| join(&NodeOptions { network, ..options.clone() }))
+                        .map(|network| NodeOptions { network, ..options.clone() })
+                        .and_then(|options| Node::join(options).map_err(failed))
                         .map(Some)
                 }
                 // All nodes have been joined, and become connected.
@@ -101,7 +102,7 @@ impl Group {
     ) -> Result<(Option<Node>, String)> {
         let joined = match self.rank() {
             0 => self.network(network, None).and_then(|network| {
-                join_and_listen(&NodeOptions { network: Some(network), ..options.clone() })
+                join_and_listen(NodeOptions { network: Some(network), ..options.clone() })
             }),
             _ => Ok((None, String::new())),
         };
@@ -109,8 +110,7 @@ impl Group {
             Ok((_, address)) => Ok(address.clone()),
             Err(error) => Err(error.to_string()),
         };
-        let bytes = postcard::to_allocvec(&answer)
-            .map_err(|error| Error::caused_by(JOIN, ErrorKind::Failed, error))?;
+        let bytes = postcard::to_allocvec(&answer).map_err(failed)?;
         let bytes = self.broadcast(0, &bytes, deadline.left())?;
         let (node, _) = joined?;
         let answer: std::result::Result<String, String> = postcard::from_bytes(&bytes)
@@ -142,8 +142,8 @@ impl Group {
     }
 }
 
-fn join(options: &NodeOptions) -> Result<Node> {
-    Node::join(options.clone()).map_err(|error| Error::caused_by(JOIN, ErrorKind::Failed, error))
+fn failed(cause: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::caused_by(JOIN, ErrorKind::Failed, cause)
 }
 
 /// Waits until a node is connected to this many others.
@@ -153,8 +153,7 @@ fn wait_for_nodes(node: &Node, others: u32, deadline: CallDeadline) -> Result<()
     let end = deadline.left() / 2;
     let start = Instant::now();
     loop {
-        let rows =
-            node.report().map_err(|error| Error::caused_by(JOIN, ErrorKind::Failed, error))?;
+        let rows = node.report().map_err(failed)?;
         let peers = rows.iter().filter_map(|row| match row {
             Row::Peer { node, is_connected: true, .. } => Some(node),
             _ => None,
@@ -182,9 +181,9 @@ fn wait_for_nodes(node: &Node, others: u32, deadline: CallDeadline) -> Result<()
 }
 
 /// Joins a node, and returns the address at which it listens.
-fn join_and_listen(options: &NodeOptions) -> Result<(Option<Node>, String)> {
-    let node = join(options)?;
-    let rows = node.report().map_err(|error| Error::caused_by(JOIN, ErrorKind::Failed, error))?;
+fn join_and_listen(options: NodeOptions) -> Result<(Option<Node>, String)> {
+    let node = Node::join(options).map_err(failed)?;
+    let rows = node.report().map_err(failed)?;
     let Some(Row::Node { listens: Some(address), .. }) = rows.first() else {
         let detail = "the node of rank 0 does not listen for others";
         return Err(Error::new(JOIN, ErrorKind::Failed, detail));

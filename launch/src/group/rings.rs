@@ -79,7 +79,9 @@ impl Group {
     }
 
     fn listen(&self, rank: u32, setup: &RingSetup) -> Result<(RingListener, [u8; 16])> {
-        let key = random_key(READ)?;
+        let mut key = [0; 16];
+        getrandom::fill(&mut key)
+            .map_err(|error| Error::new(READ, ErrorKind::Failed, error.to_string()))?;
         let address = match self.ranks.shares_loopback_with(rank) {
             true => IpAddr::V4(Ipv4Addr::LOCALHOST),
             false => self.own_address(READ)?,
@@ -161,11 +163,4 @@ fn of_ring(operation: &'static str, rank: u32, error: fabric::Error) -> Error {
         _ => ErrorKind::Failed,
     };
     Error::caused_by(operation, kind, error).of_ranks([rank])
-}
-
-fn random_key(operation: &'static str) -> Result<[u8; 16]> {
-    let mut key = [0; 16];
-    getrandom::fill(&mut key)
-        .map_err(|error| Error::new(operation, ErrorKind::Failed, error.to_string()))?;
-    Ok(key)
 }
