@@ -16,14 +16,13 @@
 //! # Ok::<(), launch::Error>(())
 //! ```
 //!
-//! Modules, each importing only those before it: `collective`, `mailbox`, `member`,
-//! `options`, `job_directory`, `ranks`, `messenger`, `group`.
+//! Modules, each importing only those before it: `collective`, `mailbox`, `options`,
+//! `job_directory`, `ranks`, `messenger`, `group`.
 
 mod collective;
 mod group;
 mod job_directory;
 mod mailbox;
-mod member;
 mod messenger;
 mod options;
 mod ranks;

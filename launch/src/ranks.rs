@@ -1,16 +1,69 @@
-//! The ranks of a group, and this rank's connections to them.
+//! The ranks of a group: what each announces when the group starts, and the connections of this one.
 
 use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 use control::launcher::{Error, ErrorKind, Result};
-use transfer::{Agent, PeerId};
-
-use crate::member::Member;
+use serde::{Deserialize, Serialize};
+use transfer::{Agent, AgentCard, PeerId};
 
 const CONNECT: &str = "connect to rank";
 
-/// All ranks, and this one's connections.
+/// Exchanged once through the launcher.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Announcement {
+    /// Device and inode of the directory of its agent.
+    directory: [u64; 2],
+    /// Inode of its network namespace.
+    network: u64,
+    card: Vec<u8>,
+}
+
+/// A rank, as another one sees it.
+#[derive(Debug, Clone)]
+struct Member {
+    directory: [u64; 2],
+    network: u64,
+    machine: [u8; 16],
+    identity: [u8; 16],
+    card: Vec<u8>,
+}
+
+/// The bytes that announce this rank, whose agent has this directory.
+pub(crate) fn announce(card: &AgentCard, directory: &Path) -> Result<Vec<u8>> {
+    let failed = |cause: String| Error::new("announce rank", ErrorKind::Failed, cause);
+    let card = card.encode().map_err(|error| failed(error.to_string()))?;
+    let found = fs::metadata(directory)
+        .map_err(|error| failed(format!("{}: {error}", directory.display())))?;
+    // Without /proc, each rank counts as one of another network: its address is used.
+    let network = fs::metadata("/proc/self/ns/net").map_or(0, |found| found.ino());
+    let announcement = Announcement { directory: [found.dev(), found.ino()], network, card };
+    postcard::to_allocvec(&announcement).map_err(|error| failed(error.to_string()))
+}
+
+impl Member {
+    /// A rank that announced itself by these bytes.
+    fn read(rank: u32, bytes: &[u8]) -> Result<Self> {
+        let malformed = |cause: String| {
+            let detail = format!("rank {rank} sent no valid card: {cause}");
+            Error::new("read cards of ranks", ErrorKind::Malformed, detail).of_ranks([rank])
+        };
+        let Announcement { directory, network, card } =
+            postcard::from_bytes(bytes).map_err(|error| malformed(error.to_string()))?;
+        let decoded = AgentCard::decode(&card).map_err(|error| malformed(error.to_string()))?;
+        let (machine, identity) = (decoded.machine, decoded.identity);
+        Ok(Self { directory, network, machine, identity, card })
+    }
+
+    /// The member's machine, and its directory there: containers of one machine may share it.
+    fn site(&self) -> ([u8; 16], [u64; 2]) {
+        (self.machine, self.directory)
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Ranks {
     own: u32,
@@ -20,10 +73,13 @@ pub(crate) struct Ranks {
 }
 
 impl Ranks {
-    pub(crate) fn new(own: u32, members: Vec<Member>) -> Self {
-        let ranks = members.iter().zip(0..).map(|(member, rank)| (member.identity(), rank));
+    /// The ranks that announced themselves by these bytes, in their order.
+    pub(crate) fn read(own: u32, announced: &[Vec<u8>]) -> Result<Self> {
+        let members = announced.iter().zip(0..).map(|(bytes, rank)| Member::read(rank, bytes));
+        let members = members.collect::<Result<Vec<_>>>()?;
+        let ranks = members.iter().zip(0..).map(|(member, rank)| (member.identity, rank));
         let by_identity = ranks.collect();
-        Self { own, peers: vec![None; members.len()], members, by_identity }
+        Ok(Self { own, peers: vec![None; members.len()], members, by_identity })
     }
 
     pub(crate) fn own(&self) -> u32 {
@@ -51,15 +107,14 @@ impl Ranks {
         self.members.iter().map(Member::site).collect::<HashSet<_>>().len() as u32
     }
 
-    /// Is a rank the first one of its machine?
     pub(crate) fn is_first_of_machine(&self, rank: u32) -> bool {
         let site = self.members[rank as usize].site();
         !self.members[..rank as usize].iter().any(|member| member.site() == site)
     }
 
-    /// Do this rank and another one have the same loopback interface?
     pub(crate) fn shares_loopback_with(&self, rank: u32) -> bool {
-        self.members[rank as usize].shares_loopback_with(&self.members[self.own as usize])
+        let [one, other] = [rank, self.own].map(|rank| &self.members[rank as usize]);
+        one.network != 0 && (one.machine, one.network) == (other.machine, other.network)
     }
 
     /// Checks that a rank exists and is not this one.
@@ -89,7 +144,7 @@ impl Ranks {
         if let Some(peer) = self.peers[rank as usize] {
             return Ok(peer);
         }
-        let connected = agent.connect(self.members[rank as usize].card(), timeout);
+        let connected = agent.connect(&self.members[rank as usize].card, timeout);
         let peer = connected.map_err(|error| of_agent(CONNECT, rank, error))?;
         self.peers[rank as usize] = Some(peer);
         Ok(peer)

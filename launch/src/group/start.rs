@@ -13,10 +13,9 @@ use fabric::{EndpointKind, Locality, Offer, Query, Requirements};
 use transfer::Agent;
 
 use super::Group;
-use crate::member::{Member, announce};
 use crate::messenger::Messenger;
 use crate::options::GroupOptions;
-use crate::ranks::Ranks;
+use crate::ranks::{Ranks, announce};
 
 const START: &str = "start group";
 /// Interfaces whose providers are compared: each query takes time.
@@ -89,9 +88,7 @@ impl Group {
         };
         let gathered = launcher::gather(&mut *exchange, own, timeout);
         let (options, agent, _) = prepared.map_err(|error| error.of_ranks([rank]))?;
-        let read = |(bytes, rank): (&Vec<u8>, u32)| Member::read(rank, bytes);
-        let members = gathered?.iter().zip(0..).map(read).collect::<Result<Vec<_>>>()?;
-        let ranks = Ranks::new(rank, members);
+        let ranks = Ranks::read(rank, &gathered?)?;
         let local = ranks.local();
         let index = local.iter().position(|other| *other == rank).unwrap_or(0);
         let local = LocalRank { rank: index as u32, size: local.len() as u32 };
