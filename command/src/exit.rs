@@ -3,7 +3,6 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use fabric::ErrorKind;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -164,60 +163,34 @@ impl fmt::Display for Failure {
     }
 }
 
-impl From<fabric::Error> for Failure {
-    fn from(error: fabric::Error) -> Self {
-        let exit = match error.kind() {
-            ErrorKind::NoProvider | ErrorKind::NoLibrary => Exit::NoProvider,
-            ErrorKind::DeadlineExceeded => Exit::Deadline,
-            _ => Exit::Failed,
-        };
-        Self::new(exit, error.to_string())
-    }
+/// Makes a failure of a crate's error, with the exit code of its kind: code 1 if none is named.
+macro_rules! from_error {
+    ($of:ident { $($($kind:ident)|+ => $exit:ident,)* }) => {
+        impl From<$of::Error> for Failure {
+            fn from(error: $of::Error) -> Self {
+                let exit = match error.kind() {
+                    $($($of::ErrorKind::$kind)|+ => Exit::$exit,)*
+                    _ => Exit::Failed,
+                };
+                Self::new(exit, error.to_string())
+            }
+        }
+    };
 }
 
-impl From<pubsub::Error> for Failure {
-    fn from(error: pubsub::Error) -> Self {
-        use pubsub::ErrorKind as Kind;
-        let exit = match error.kind() {
-            Kind::InvalidArgument | Kind::SettingsDiffer => Exit::Usage,
-            Kind::DeadlineExceeded => Exit::Deadline,
-            Kind::NoProvider | Kind::NoDevice => Exit::NoProvider,
-            Kind::NotFound | Kind::Closed => Exit::NotFound,
-            Kind::OverBudget
-            | Kind::TooLong
-            | Kind::TooMany
-            | Kind::TooManyLoans
-            | Kind::TooManySamples => Exit::LimitExceeded,
-            Kind::Evicted => Exit::MessagesMissed,
-            Kind::Denied => Exit::Denied,
-            Kind::AlreadyServed => Exit::AlreadyServed,
-            _ => Exit::Failed,
-        };
-        Self::new(exit, error.to_string())
-    }
-}
-
-impl From<gpu::Error> for Failure {
-    fn from(error: gpu::Error) -> Self {
-        let exit = match error.kind() {
-            gpu::ErrorKind::Unavailable | gpu::ErrorKind::NoSuchDevice => Exit::NoProvider,
-            gpu::ErrorKind::DeadlineExceeded => Exit::Deadline,
-            _ => Exit::Failed,
-        };
-        Self::new(exit, error.to_string())
-    }
-}
-
-impl From<transfer::Error> for Failure {
-    fn from(error: transfer::Error) -> Self {
-        let exit = match error.kind() {
-            transfer::ErrorKind::NoSuchDevice | transfer::ErrorKind::NoPath => Exit::NoProvider,
-            transfer::ErrorKind::DeadlineExceeded => Exit::Deadline,
-            _ => Exit::Failed,
-        };
-        Self::new(exit, error.to_string())
-    }
-}
+from_error! { fabric { NoProvider | NoLibrary => NoProvider, DeadlineExceeded => Deadline, } }
+from_error! { gpu { Unavailable | NoSuchDevice => NoProvider, DeadlineExceeded => Deadline, } }
+from_error! { transfer { NoSuchDevice | NoPath => NoProvider, DeadlineExceeded => Deadline, } }
+from_error! { pubsub {
+    InvalidArgument | SettingsDiffer => Usage,
+    NoProvider | NoDevice => NoProvider,
+    DeadlineExceeded => Deadline,
+    NotFound | Closed => NotFound,
+    OverBudget | TooLong | TooMany | TooManyLoans | TooManySamples => LimitExceeded,
+    Evicted => MessagesMissed,
+    Denied => Denied,
+    AlreadyServed => AlreadyServed,
+} }
 
 #[cfg(test)]
 mod tests {

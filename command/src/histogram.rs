@@ -43,7 +43,6 @@ impl FromIterator<u64> for Histogram {
     }
 }
 
-/// Merges histograms.
 impl<'a> FromIterator<&'a Self> for Histogram {
     fn from_iter<I: IntoIterator<Item = &'a Self>>(parts: I) -> Self {
         let mut all = Self::default();

@@ -42,7 +42,7 @@ pub fn limit_lifetime(command: &mut Command, limit: Duration) {
     let seconds = u32::try_from(limit.as_secs()).unwrap_or(u32::MAX).max(1);
     let set = move || {
         // Signal dispositions are inherited, and exec keeps the alarm.
-        set_disposition(Signal::SIGALRM, SigHandler::SigDfl)?;
+        restore_default_action(Signal::SIGALRM)?;
         alarm::set(seconds);
         Ok(())
     };
@@ -63,13 +63,7 @@ pub fn is_ignored(signal: Signal) -> bool {
 /// From now on this signal ends this process at once: the process may have been started with it
 /// ignored, and libraries install handlers.
 pub fn restore_default_action(signal: Signal) -> Result<(), Errno> {
-    set_disposition(signal, SigHandler::SigDfl)
-}
-
-/// Sets the disposition of a signal: ignore or default.
-fn set_disposition(signal: Signal, what: SigHandler) -> Result<(), Errno> {
-    debug_assert!(matches!(what, SigHandler::SigDfl | SigHandler::SigIgn));
-    let action = SigAction::new(what, SaFlags::empty(), SigSet::empty());
+    let action = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
     // SAFETY: no function of this process is installed as a handler.
     unsafe { sigaction(signal, &action) }.map(drop)
 }
