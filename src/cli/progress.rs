@@ -4,12 +4,10 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use super::size::amount;
-use super::text;
+use super::{connectivity, text};
 
-/// Interval of the updates.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Progress of reading or publishing.
 #[derive(Debug)]
 pub(crate) struct Progress {
     is_shown: bool,
@@ -19,10 +17,10 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Shows progress on standard error, if that is a terminal and standard output is not.
-    pub(crate) fn start() -> Self {
+    /// Shows progress on standard error, if it is wanted and that is a terminal.
+    pub(crate) fn start(is_wanted: bool) -> Self {
         let now = Instant::now();
-        let is_shown = std::io::stderr().is_terminal();
+        let is_shown = is_wanted && std::io::stderr().is_terminal();
         Self { is_shown, is_drawn: false, next: now + PAUSE, began: now }
     }
 
@@ -42,8 +40,16 @@ impl Progress {
         let _ = write!(std::io::stderr(), "\r{line}\x1b[K");
     }
 
+    /// Prints lines where the progress is, which the next update shows again.
+    pub(crate) fn print_lines(&mut self, lines: &[String]) {
+        if !lines.is_empty() {
+            self.clear();
+            connectivity::print_lines(lines);
+        }
+    }
+
     /// Removes the line until the next update.
-    pub(crate) fn clear(&mut self) {
+    fn clear(&mut self) {
         if self.is_drawn {
             self.is_drawn = false;
             let _ = write!(std::io::stderr(), "\r\x1b[K");

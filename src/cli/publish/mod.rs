@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use self::input::{Input, Message};
 use self::wait_notice::{Wait, WaitNotice};
-use super::connectivity::{self, ConnectivityReporter, Phase};
+use super::connectivity::{ConnectivityReporter, Phase};
 use super::exit::{Exit, Failure, Result};
 use super::histogram::Histogram;
 use super::open_topic::{self, TopicRequest, directory_note};
@@ -141,7 +141,7 @@ fn publish(
         limit: LengthLimit { largest: Some(like.largest), ..limit },
         is_reliable: like.reliability == Reliability::Reliable,
         summary,
-        progress: Progress::start(),
+        progress: Progress::start(true),
         connectivity: ConnectivityReporter::begin(),
         had_subscribers: false,
         node,
@@ -157,7 +157,10 @@ fn input<'a>(
     signals: &'a Signals,
 ) -> Result<Input<'a>> {
     if arguments.pattern {
-        let next = Content { run: random_run()?, number: 0, length: arguments.size };
+        let run = getrandom::u64();
+        let run =
+            run.map_err(|error| Failure::failed(format!("generate a run number failed: {error}")))?;
+        let next = Content { run, number: 0, length: arguments.size };
         return Ok(Input::Pattern { next, left: arguments.count });
     }
     if !arguments.files.is_empty() {
@@ -167,12 +170,6 @@ fn input<'a>(
         return Ok(Input::lines(signals));
     }
     Input::whole(limit, signals)
-}
-
-/// A number for the run, unique with high probability.
-fn random_run() -> Result<u64> {
-    getrandom::u64()
-        .map_err(|error| Failure::failed(format!("generate a run number failed: {error}")))
 }
 
 /// The maximum length of messages of a topic.
@@ -194,7 +191,6 @@ struct PublishSummary {
     publisher: Option<String>,
     messages: u64,
     bytes: u64,
-    /// Messages without a subscriber.
     without_subscriber: u64,
     dropped: u64,
     /// Number of subscribers of the last message.
@@ -216,7 +212,6 @@ struct PublishRun<'a> {
     arguments: &'a Arguments,
     signals: &'a Signals,
     publisher: Publisher,
-    /// The maximum length of messages.
     limit: LengthLimit<'a>,
     is_reliable: bool,
     summary: &'a mut PublishSummary,
@@ -322,7 +317,7 @@ impl PublishRun<'_> {
             let has = sent.position.is_some() || sent.is_dropped && self.had_subscribers;
             if std::mem::replace(&mut self.had_subscribers, has) && !has {
                 let topic = self.arguments.topic.escape_debug();
-                self.print_error(&[format!(
+                self.progress.print_lines(&[format!(
                     "topic \"{topic}\": the last subscriber has left; messages now have no subscriber"
                 )]);
             }
@@ -341,16 +336,9 @@ impl PublishRun<'_> {
         self.progress.show(self.summary.messages, self.summary.bytes, what);
     }
 
-    fn print_error(&mut self, lines: &[String]) {
-        if !lines.is_empty() {
-            self.progress.clear();
-            connectivity::print_lines(lines);
-        }
-    }
-
     fn poll_connectivity(&mut self, phase: Phase) {
         let lines = self.connectivity.poll(self.node, &self.arguments.topic, phase);
-        self.print_error(&lines);
+        self.progress.print_lines(&lines);
     }
 
     /// Waits until the next message is due.
@@ -417,8 +405,7 @@ impl PublishRun<'_> {
         self.show_progress("; waiting for space in the topic");
         self.poll_connectivity(Phase::Flowing);
         if let Some(notice) = self.notice.poll(self.node, &self.arguments.topic, wait, since) {
-            self.progress.clear();
-            text::print_error(&format!("fabricast: {notice}"));
+            self.progress.print_lines(&[notice]);
         }
         if self.signals.termination_requested() {
             return Err(interrupted());
@@ -441,7 +428,6 @@ impl PublishRun<'_> {
         Err(Failure::new(Exit::Deadline, why))
     }
 
-    /// Waits until all subscribers have released all messages.
     fn wait_until_released(&mut self) -> Result<()> {
         let deadline = Deadline::after(self.arguments.timeout);
         let began = Instant::now();
@@ -501,7 +487,6 @@ fn report(arguments: &Arguments, summary: &PublishSummary, is_complete: bool) ->
     })
 }
 
-/// Prints the result.
 fn print_summary(arguments: &Arguments, summary: &PublishSummary, is_complete: bool) -> Result<()> {
     let PublishSummary { messages, bytes, without_subscriber, dropped, .. } = *summary;
     if summary.publisher.is_none() || (messages == 0 && !is_complete) {

@@ -12,7 +12,7 @@ use pubsub::{
 use serde_json::{Value, json};
 
 use self::sink::Sink;
-use super::connectivity::{self, ConnectivityReporter, Phase};
+use super::connectivity::{ConnectivityReporter, Phase};
 use super::exit::{Exit, Failure, Result};
 use super::open_topic::{self, TopicRequest, directory_note};
 use super::progress::{Progress, totals};
@@ -146,7 +146,7 @@ fn read(
         arguments,
         signals,
         subscriber,
-        progress: (!matches!(sink, Sink::Output { .. })).then(Progress::start),
+        progress: Progress::start(!matches!(sink, Sink::Output { .. })),
         sink,
         checker: Checker::default(),
         outcome,
@@ -174,14 +174,11 @@ struct SubscribeSummary {
     is_subscribed: bool,
     statistics: Statistics,
     missed: u64,
-    /// Was the subscriber evicted from its topic?
     is_evicted: bool,
     /// Evicted while it read a message, which therefore counts as missed.
     last_message_missed: bool,
-    /// Corrupted messages.
     corrupted: u64,
     publishers_lost: u64,
-    /// Paths of the messages.
     paths: Vec<DeliveryPath>,
 }
 
@@ -193,7 +190,7 @@ struct SubscribeRun<'a> {
     checker: Checker,
     outcome: &'a mut SubscribeSummary,
     buffer: Vec<u8>,
-    progress: Option<Progress>,
+    progress: Progress,
     began: Instant,
     wait_reported: bool,
     connectivity: ConnectivityReporter,
@@ -255,27 +252,18 @@ impl SubscribeRun<'_> {
                 _ => Phase::Flowing,
             };
             let lines = self.connectivity.poll(node, &self.arguments.topic, phase);
-            self.print_lines(&lines);
-            if let Some(progress) = &mut self.progress {
-                let Statistics { messages, bytes, .. } = self.outcome.statistics;
-                progress.show(messages, bytes, "");
-            }
+            self.progress.print_lines(&lines);
+            let Statistics { messages, bytes, .. } = self.outcome.statistics;
+            self.progress.show(messages, bytes, "");
         }
         Ok(())
-    }
-
-    fn print_lines(&mut self, lines: &[String]) {
-        if let Some(progress) = self.progress.as_mut().filter(|_| !lines.is_empty()) {
-            progress.clear();
-        }
-        connectivity::print_lines(lines);
     }
 
     /// Reports that a publisher was killed or crashed, on this node or on another one.
     fn report_lost_publisher(&mut self, origin: &str, which: &str) {
         self.outcome.publishers_lost += 1;
         let topic = self.arguments.topic.escape_debug();
-        self.print_lines(&[format!(
+        self.progress.print_lines(&[format!(
             "topic \"{topic}\": a publisher{origin} exited unexpectedly ({which}); its last messages may be missing"
         )]);
     }
@@ -417,7 +405,6 @@ impl SubscribeSummary {
         })
     }
 
-    /// Prints the result.
     fn print_summary(&self, arguments: &Arguments) -> Result<()> {
         let Statistics { messages, bytes, .. } = self.statistics;
         let per_second = self.statistics.bytes_per_second();
@@ -435,8 +422,7 @@ impl SubscribeSummary {
             line.push_str("; evicted as too slow");
         }
         if arguments.check {
-            let corrupted = text::count_of_irregular(self.corrupted, "corrupted", "corrupted");
-            line.push_str(&format!("; {corrupted}"));
+            line.push_str(&format!("; {} corrupted", self.corrupted));
         }
         line.push('\n');
         if arguments.stats {
