@@ -5,14 +5,13 @@ use serde_json::{Value, json};
 
 use super::Arguments;
 use crate::cli::exit::Result;
-use crate::cli::node_report;
-use crate::cli::report_rows::{HOST, fields_of, matching, replication_error};
+use crate::cli::report_rows::{HOST, fields_of, matching, replication_error, report};
 use crate::cli::size::amount;
 use crate::cli::{output, text};
 
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let settings = arguments.settings.settings()?;
-    let rows = node_report::report(&settings)?;
+    let rows = report(&settings)?;
     if arguments.json { output::json(&to_json(&rows)?) } else { output::print(&to_text(&rows)) }
 }
 
@@ -171,7 +170,6 @@ pub(crate) fn given_up(rows: &[Row], name_of_topic: &str) -> Vec<String> {
     names.collect()
 }
 
-/// The names in brackets; empty without names.
 pub(crate) fn bracketed_names(names: &[String]) -> String {
     let names: Vec<_> = names.iter().map(|name| format!("\"{}\"", name.escape_debug())).collect();
     if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) }
@@ -223,7 +221,6 @@ pub(crate) fn incompatibility(rows: &[Row], row: &Row) -> Option<String> {
     Some(format!("{direction}: {which}; this node: {local}; other node: {remote}. {advice}"))
 }
 
-/// How long each stage takes, per message.
 fn stage_times(stages: &[(String, u64)], messages: u64) -> String {
     let each = |(stage, nanoseconds): &(String, u64)| {
         let microseconds = *nanoseconds as f64 / 1000.0 / messages.max(1) as f64;
