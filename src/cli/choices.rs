@@ -4,7 +4,6 @@ use fabric::{Candidate, Choice, Policy, Verdict};
 
 use super::text::{print_error, wrapped};
 
-/// Titles of the columns.
 const HEAD: [&str; 4] = ["verdict", "provider", "domain", "score"];
 
 /// Every candidate with its verdict, score and reasons, below a head. Candidates that differ only

@@ -16,7 +16,6 @@ const FIRST_REPORT_DELAY: Duration = Duration::from_secs(1);
 const REPORT_INTERVAL: Duration = Duration::from_secs(2);
 /// Interval while messages are sent or received and the node has no network.
 const IDLE_REPORT_INTERVAL: Duration = Duration::from_secs(10);
-/// Timeout of the last request.
 const FINAL_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// A reason is not repeated sooner: some attempts fail with two alternating reasons.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(60);
@@ -55,7 +54,6 @@ struct ReportedState {
     publishers: BTreeMap<u64, String>,
 }
 
-/// A peer node.
 #[derive(Debug, Default)]
 struct Peer {
     node: String,
@@ -141,7 +139,6 @@ impl ConnectivityReporter {
     }
 }
 
-/// Prints these lines.
 pub(crate) fn print_lines(lines: &[String]) {
     for line in lines {
         text::print_error(&format!("fabricast: {line}"));

@@ -108,7 +108,6 @@ impl<'a> TopicRequest<'a> {
         Ok(Self { node, name, settings, service, signals })
     }
 
-    /// The node.
     pub(crate) fn node(&self) -> &Node {
         &self.node
     }
@@ -128,7 +127,6 @@ impl<'a> TopicRequest<'a> {
         self.service.ask(Some(self.signals), move || node.topic(&name, &settings_for_new))
     }
 
-    /// A publisher of the topic.
     pub(crate) fn publisher(&self, topic: Topic) -> Result<Publisher> {
         let made = self.service.ask(Some(self.signals), move || topic.publisher())?;
         made.map_err(|error| self.service.explain(error))

@@ -5,7 +5,6 @@ use pubsub::{ErrorKind, Settings};
 use super::exit::{Exit, Failure, Result};
 use super::text;
 
-/// Fails if the node directory is a file.
 pub(crate) fn check_not_a_file(settings: &Settings) -> Result<()> {
     let why = "it is a file, not a directory. Choose another one: --directory";
     let is_file = settings.node.directory.metadata().is_ok_and(|found| !found.is_dir());
@@ -44,7 +43,6 @@ pub(crate) fn with_remedy(error: pubsub::Error) -> Failure {
     Failure::new(failure.exit(), format!("{failure}. {remedy}"))
 }
 
-/// Was a write to a read-only file system attempted?
 fn is_read_only(error: &(dyn std::error::Error + 'static)) -> bool {
     let cause = error.downcast_ref::<std::io::Error>();
     cause.is_some_and(|cause| cause.kind() == std::io::ErrorKind::ReadOnlyFilesystem)

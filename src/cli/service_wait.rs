@@ -12,14 +12,12 @@ use super::remedy::with_remedy;
 use super::signals::Signals;
 use super::text;
 
-/// Time until the notice.
 const NOTICE_DELAY: Duration = Duration::from_secs(1);
 
 /// The service of a node, by its directory.
 #[derive(Debug)]
 pub(crate) struct ServiceWait {
     directory: PathBuf,
-    /// The notice was printed.
     is_reported: Cell<bool>,
 }
 
@@ -38,7 +36,7 @@ impl ServiceWait {
         Signals::run_interruptible(signals, task, NOTICE_DELAY, || self.report_waiting())
     }
 
-    fn process(&self) -> Option<ServiceProcess> {
+    pub(crate) fn process(&self) -> Option<ServiceProcess> {
         let found = ServiceProcess::of(&self.directory).ok().flatten();
         // A task of this process that takes long is not reported.
         found.filter(|process| process.number != std::process::id())

@@ -67,7 +67,6 @@ impl Signals {
         }
     }
 
-    /// Has a signal requested the end of this process?
     pub(crate) fn termination_requested(&self) -> bool {
         self.drain();
         self.is_termination_requested.get()
@@ -89,7 +88,6 @@ impl Signals {
         if self.termination_requested_throttled() { Err(interrupted()) } else { Ok(()) }
     }
 
-    /// Number of SIGHUP so far.
     pub(crate) fn hangups(&self) -> u64 {
         self.drain();
         self.hangups.get()

@@ -9,7 +9,6 @@ use crate::cli::histogram::Histogram;
 use crate::cli::stages::{self, COUNT, Stage, StageDurations, TOTAL};
 use crate::cli::text;
 
-/// The measurements.
 #[derive(Debug, Default)]
 pub(crate) struct Statistics {
     /// Times of the first and the last message.
@@ -96,7 +95,6 @@ impl Statistics {
         Latency::of(TOTAL, &self.latency).into_iter().chain(stages).collect()
     }
 
-    /// The latencies as a table.
     pub(crate) fn table(&self) -> String {
         let rows = self.latencies().into_iter().map(|latency| {
             [

@@ -15,7 +15,6 @@ const CHUNK: usize = 1 << 20;
 /// Difference of successive words.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The parameters of a message's content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Content {
     pub(crate) run: u64,
@@ -82,7 +81,6 @@ impl Content {
     }
 }
 
-/// A fault of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// The message has no valid header.

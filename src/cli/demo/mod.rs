@@ -98,12 +98,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 #[derive(Debug, Clone, Copy)]
 struct DemoTopic {
     name: &'static str,
-    /// Bytes of a message.
     size: u64,
     /// Messages per second on two cores, which have to verify all that is read.
     rate: f64,
     depth: u32,
-    /// The node that publishes it.
     from: usize,
     /// Number of subscribers at each node.
     readers: [u32; 2],
@@ -164,7 +162,6 @@ struct ProcessReport {
     /// None for a subscriber that was removed from its topic.
     #[serde(default)]
     missed: Option<u64>,
-    /// Paths of the messages.
     #[serde(default)]
     paths: Vec<String>,
     #[serde(rename(serialize = "stages"))]
@@ -208,7 +205,6 @@ struct Demonstration<'a> {
     rows: Vec<(usize, Row)>,
 }
 
-/// Has every subscriber read all messages?
 fn has_all(members: &[DemoProcess]) -> bool {
     let published = |topic: usize| {
         let publisher = members.iter().find(|member| member.part == Role::Publish(topic));

@@ -18,7 +18,6 @@ use command::process::this_program;
 /// Interfaces at the ends of the cable.
 const INTERFACES: [&str; NODES] = ["cable", "wire"];
 
-/// The requested network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum NetworkMode {
     /// Network namespaces, or else loopback
@@ -29,7 +28,6 @@ pub(super) enum NetworkMode {
     Loopback,
 }
 
-/// The network in use.
 #[derive(Debug)]
 pub(super) enum DemoNetwork {
     /// One namespace for each node.
@@ -64,7 +62,6 @@ impl DemoNetwork {
         }
     }
 
-    /// The address of a node.
     pub(super) fn address(&self, node: usize) -> IpAddr {
         let address = match self {
             Self::Namespaces(_) => Ipv4Addr::new(10, 77, 0, node as u8 + 1),

@@ -13,7 +13,6 @@ use crate::cli::stages::TOTAL;
 use crate::cli::statistics::Latency;
 use crate::cli::{output, size, text};
 
-/// Traffic of a path.
 #[derive(Debug, Default, Serialize)]
 struct PathTraffic {
     /// Sent messages, once for each node with subscribers.
@@ -24,7 +23,6 @@ struct PathTraffic {
     read_bytes: u64,
 }
 
-/// The slowest stage of a path.
 #[derive(Debug, Serialize)]
 struct SlowestStage {
     path: String,
@@ -33,7 +31,6 @@ struct SlowestStage {
     p50_us: f64,
 }
 
-/// The whole outcome.
 #[derive(Debug, Serialize)]
 pub(super) struct DemoResult {
     network: &'static str,
@@ -108,7 +105,6 @@ impl DemoResult {
         ))
     }
 
-    /// Did everything succeed?
     pub(super) fn verdict(&self) -> Result<()> {
         let [_, _, corrupted, _] = totals(&self.subscribers);
         if corrupted > 0 {

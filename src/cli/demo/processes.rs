@@ -24,12 +24,10 @@ use crate::cli::text;
 use command::process::this_program;
 use command::temp_dir::{Program, TempDir};
 
-/// Interval of the nodes' reports.
 const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 /// Longest delay of an event.
 const EVENT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The task of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     NodeService,
@@ -48,7 +46,6 @@ impl Role {
     }
 }
 
-/// A process and its reports.
 pub(super) struct DemoProcess {
     pub(super) part: Role,
     pub(super) node: usize,
@@ -57,7 +54,6 @@ pub(super) struct DemoProcess {
     /// File with its standard error, unless that is shown to the user at once.
     errors: PathBuf,
     is_terminating: bool,
-    /// The process's standard output is closed.
     output_closed: bool,
     has_exited: bool,
     /// The process has reported, so it has started.
@@ -67,11 +63,9 @@ pub(super) struct DemoProcess {
     history: VecDeque<(Instant, u64)>,
 }
 
-/// An event of a process.
 enum ProcessEvent {
     /// A line of standard output; None at its end.
     OutputLine(usize, Option<String>),
-    /// A report of a node.
     NodeReport(usize, Vec<Row>),
 }
 
@@ -330,7 +324,6 @@ fn spawn_thread(task: impl FnOnce() + Send + 'static) -> Result<()> {
     thread.map(drop).map_err(|error| Failure::failed(format!("start thread failed: {error}")))
 }
 
-/// The subscribers.
 pub(super) fn readers(members: &[DemoProcess]) -> Vec<SubscriberRow> {
     let one = |member: &DemoProcess| {
         let Role::Subscribe(topic) = member.part else { return None };

@@ -12,7 +12,6 @@ use crate::cli::choices::{self, distinct};
 use crate::cli::exit::{Exit, Failure, Result};
 use crate::cli::{size, text};
 
-/// One offer, for display.
 #[derive(Debug, Serialize)]
 pub(crate) struct ProviderEntry {
     #[serde(flatten)]

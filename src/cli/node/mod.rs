@@ -19,9 +19,7 @@ use super::service_wait::ServiceWait;
 use super::settings::{NODE_SETTINGS, Options};
 use super::signals::{Signals, interrupted};
 
-/// Interval of the reports.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval during the takeover.
 const TAKEOVER_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Serves a node in the foreground, until SIGTERM or Ctrl-C.
@@ -113,7 +111,6 @@ fn check_insecure(network: &NetworkOptions) -> Result<()> {
     Err(Failure::new(Exit::Usage, why))
 }
 
-/// The node as JSON.
 fn to_json(rows: &[Row], directory: &Path) -> Result<Value> {
     Ok(json!({
         "node": fields_of!(rows, Node)?.pop(),

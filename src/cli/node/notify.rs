@@ -30,12 +30,10 @@ impl ServiceManager {
         self.notify(&format!("READY=1\nSTATUS={}", status.replace('\n', " ")));
     }
 
-    /// What the process does now.
     pub(crate) fn status(&self, status: &str) {
         self.notify(&format!("STATUS={}", status.replace('\n', " ")));
     }
 
-    /// The process is about to end.
     pub(crate) fn notify_stopping(&self) {
         self.notify("STOPPING=1");
     }

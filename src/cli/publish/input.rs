@@ -25,7 +25,6 @@ const CHUNK: usize = 1 << 20;
 /// The longest message that is read into memory without a `largest` setting.
 const DEFAULT_MAX_LENGTH: u64 = 1 << 30;
 const SIGNAL_POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// What standard input is called.
 const INPUT: &str = "standard input";
 /// A signal ended the process during a read; no other read error has this kind.
 const INTERRUPTED: io::ErrorKind = io::ErrorKind::ConnectionAborted;
@@ -98,7 +97,6 @@ impl Message {
 }
 
 impl LengthLimit<'_> {
-    /// The longest message that is read into memory.
     fn maximum(&self) -> u64 {
         self.largest.unwrap_or(DEFAULT_MAX_LENGTH)
     }
@@ -155,7 +153,6 @@ fn failed(name: impl Display, error: &io::Error) -> Failure {
     }
 }
 
-/// The source of messages.
 #[derive(Debug)]
 pub(super) enum Input<'a> {
     /// One message, which was read already.

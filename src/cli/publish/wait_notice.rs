@@ -8,14 +8,13 @@ use pubsub::{Node, ReportedSubscriber, Row, ServiceProcess};
 use crate::cli::connectivity::request_report;
 use crate::cli::open_topic::directory_note;
 use crate::cli::report_rows::matching;
+use crate::cli::service_wait::ServiceWait;
 use crate::cli::text;
 
-/// Time until the notice.
 const NOTICE_DELAY: Duration = Duration::from_secs(1);
 /// Timeout of the service's report about the slow subscriber.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The reason of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
     Room,
@@ -59,17 +58,14 @@ impl WaitNotice {
         };
         *self = Self::Reported;
         // A stopped service evicts no subscriber, itself included.
-        let service = || ServiceProcess::of(node.directory()).ok().flatten();
+        let service = || ServiceWait::of(node.directory()).process();
         let unresponsive = answer.is_none().then(service).flatten();
-        let unresponsive = unresponsive
-            .filter(|process| process.number != std::process::id())
-            .map_or_else(String::new, describe_unresponsive);
+        let unresponsive = unresponsive.map_or_else(String::new, describe_unresponsive);
         let notice = describe(&answer.unwrap_or_default(), topic, wait);
         Some(format!("{notice}{unresponsive} {}", directory_note(node)))
     }
 }
 
-/// The process that serves the node and does not answer.
 fn describe_unresponsive(process: ServiceProcess) -> String {
     let (number, state) = (process.number, process.state());
     let named = format!(

@@ -26,7 +26,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// The value of a setting as JSON.
 fn json_of(setting: &Setting, settings: &Settings) -> Value {
     match (setting.form, setting.value(settings)) {
         (Form::List, text) => json!(text.iter().flat_map(|all| all.split(',')).collect::<Vec<_>>()),

@@ -20,7 +20,6 @@ struct File<'a> {
     settings: &'a mut Settings,
 }
 
-/// Reads the settings of a file.
 pub(super) fn read(settings: &mut Settings, path: &Path, text: &str) -> Result<()> {
     let mut file = File { path, text, settings };
     let table = DeTable::parse(text)

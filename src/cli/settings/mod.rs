@@ -17,13 +17,11 @@ use pubsub::{Setting, Settings};
 use super::exit::{Exit, Failure, Result};
 pub(crate) use options::{ALL, DIRECTORY_ONLY, NODE_SETTINGS, Options};
 
-/// A setting, and its text.
 type OptionValue = (&'static Setting, String);
 
 /// The variable with the path of the file.
 pub(crate) const FILE_VARIABLE: &str = "FABRICAST_CONFIG";
 
-/// Merges the sources.
 fn merge(
     file: Option<(&Path, &str)>,
     value_of: impl Fn(&str) -> Option<OsString>,

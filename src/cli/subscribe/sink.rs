@@ -22,12 +22,10 @@ const PIPE_WRITE_SIZE: usize = 4096;
 const SIGNAL_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Minimum digits of a file name.
 const DIGITS: usize = 8;
-/// Suffix of partial files.
 const PART_SUFFIX: &str = ".part";
 /// Attempts to create a partial file; another process may remove it before it is locked.
 const ATTEMPTS: usize = 8;
 
-/// Where messages are written.
 #[derive(Debug)]
 pub(super) enum Sink {
     /// Messages are not written.
@@ -50,7 +48,6 @@ pub(super) struct PartialFile {
     name: Option<PathBuf>,
 }
 
-/// An open partial file.
 #[derive(Debug)]
 enum PartialFileHandle {
     Locked(Flock<File>),
@@ -210,12 +207,10 @@ impl Sink {
         Ok(Self::Directory { path: path.to_owned(), number, is_unnamed, part: None })
     }
 
-    /// Are the bytes of messages needed?
     pub(super) fn wants_bytes(&self) -> bool {
         !matches!(self, Self::Discard)
     }
 
-    /// Begins the next message.
     pub(super) fn begin(&mut self) -> Result<()> {
         if let Self::Directory { path, number, is_unnamed, part } = self {
             *part = Some(match is_unnamed {
@@ -254,7 +249,6 @@ impl Sink {
         }
     }
 
-    /// Ends the message.
     pub(super) fn end(&mut self) -> Result<()> {
         let Self::Directory { path, number, part, .. } = self else { return Ok(()) };
         let Some(part) = part.take() else { return Ok(()) };

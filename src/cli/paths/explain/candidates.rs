@@ -67,7 +67,6 @@ pub(super) fn remote(devices: &[Device], locality: Option<&Locality>) -> Vec<Nam
     of_pools.chain(plain).chain([host]).collect()
 }
 
-/// The region of the descriptor.
 pub(super) fn region(region: &RegionDescriptor, devices: &[Device]) -> NamedMemory {
     let on = devices.iter().find(|device| Some(device.properties().uuid) == region.device);
     NamedMemory {

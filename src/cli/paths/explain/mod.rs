@@ -31,7 +31,6 @@ struct NamedMemory {
 struct PathChoice {
     local: Vec<String>,
     remote: String,
-    /// The devices of the remote memory.
     remote_devices: Vec<String>,
     operations: Vec<Operation>,
     taken: Option<Path>,
@@ -41,7 +40,6 @@ struct PathChoice {
     choice: Choice,
 }
 
-/// What is known about an agent.
 #[derive(Debug, Default, Serialize)]
 struct AgentReport {
     label: String,
