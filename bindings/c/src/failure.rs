@@ -55,45 +55,20 @@ impl Failure {
         let message = Cow::Owned(c_text(message));
         Self { status, operation: Cow::Owned(c_text(operation)), message }
     }
-
-    /// With the message of the library's error.
-    fn from_library(status: Status, operation: &str, error: &impl fmt::Display) -> Self {
-        Self::from_text(status, operation, error.to_string())
-    }
 }
 
-impl From<pubsub::Error> for Failure {
-    fn from(error: pubsub::Error) -> Self {
-        Self::from_library(error.kind().into(), error.operation(), &error)
-    }
+/// Converts errors of libraries, which have the whole message.
+macro_rules! from_errors {
+    ($($error:ty),*) => {$(
+        impl From<$error> for Failure {
+            fn from(error: $error) -> Self {
+                Self::from_text(error.kind().into(), error.operation(), error.to_string())
+            }
+        }
+    )*};
 }
 
-impl From<gpu::Error> for Failure {
-    fn from(error: gpu::Error) -> Self {
-        use gpu::ErrorKind as Kind;
-        let status = match error.kind() {
-            Kind::InvalidArgument | Kind::OutOfBounds => Status::InvalidArgument,
-            Kind::NoSuchDevice | Kind::Unavailable => Status::NotFound,
-            Kind::OverBudget | Kind::OutOfMemory => Status::OverBudget,
-            Kind::DeadlineExceeded => Status::DeadlineExceeded,
-            Kind::Forked => Status::Forked,
-            _ => Status::Failed,
-        };
-        Self::from_library(status, error.operation(), &error)
-    }
-}
-
-impl From<transfer::Error> for Failure {
-    fn from(error: transfer::Error) -> Self {
-        Self::from_library(error.kind().into(), error.operation(), &error)
-    }
-}
-
-impl From<fabric::Error> for Failure {
-    fn from(error: fabric::Error) -> Self {
-        Self::from_library(error.kind().into(), error.operation(), &error)
-    }
-}
+from_errors!(pubsub::Error, gpu::Error, transfer::Error, fabric::Error);
 
 const NONE: Failure = Failure::fixed(Status::Ok, c"", c"");
 

@@ -2,8 +2,6 @@
 
 use std::ffi::CStr;
 
-use pubsub::ErrorKind;
-
 macro_rules! statuses {
     ($($(#[$about:meta])* $name:ident = $number:literal $label:literal,)*) => {
         /// Result of every function of the interface. A number of the ABI is never reused.
@@ -87,65 +85,41 @@ impl Status {
     }
 }
 
-impl From<ErrorKind> for Status {
-    fn from(kind: ErrorKind) -> Self {
-        match kind {
-            ErrorKind::InvalidArgument => Self::InvalidArgument,
-            ErrorKind::SettingsDiffer => Self::SettingsDiffer,
-            ErrorKind::NotFound | ErrorKind::NoDevice => Self::NotFound,
-            ErrorKind::OverBudget => Self::OverBudget,
-            ErrorKind::TooLong => Self::TooLong,
-            ErrorKind::TooMany => Self::TooMany,
-            ErrorKind::TooManyLoans => Self::TooManyLoans,
-            ErrorKind::TooManySamples => Self::TooManySamples,
-            ErrorKind::WouldBlock => Self::WouldBlock,
-            ErrorKind::DeadlineExceeded => Self::DeadlineExceeded,
-            ErrorKind::Evicted => Self::Evicted,
-            ErrorKind::Denied => Self::Denied,
-            ErrorKind::Malformed => Self::Malformed,
-            ErrorKind::VersionMismatch => Self::VersionMismatch,
-            ErrorKind::Closed => Self::Closed,
-            ErrorKind::Forked => Self::Forked,
-            ErrorKind::Poisoned => Self::Poisoned,
-            ErrorKind::NoProvider => Self::NoProvider,
-            ErrorKind::Interrupted => Self::Interrupted,
-            // Kinds of later versions have no number yet.
-            _ => Self::Failed,
+/// Converts kinds of errors: those that have the name of a status, and others.
+macro_rules! from_kinds {
+    ($($library:ident: $($same:ident)|* $(, $($other:ident)|* => $status:ident)*;)*) => {$(
+        impl From<$library::ErrorKind> for Status {
+            fn from(kind: $library::ErrorKind) -> Self {
+                use $library::ErrorKind as Kind;
+                match kind {
+                    $(Kind::$same => Self::$same,)*
+                    $($(Kind::$other)|* => Self::$status,)*
+                    // Kinds of later versions have no number yet.
+                    _ => Self::Failed,
+                }
+            }
         }
-    }
+    )*};
 }
 
-impl From<transfer::ErrorKind> for Status {
-    fn from(kind: transfer::ErrorKind) -> Self {
-        use transfer::ErrorKind as Kind;
-        match kind {
-            Kind::Malformed | Kind::WrongMemory => Self::Malformed,
-            Kind::VersionMismatch => Self::VersionMismatch,
-            Kind::OutOfBounds => Self::InvalidArgument,
-            Kind::NoSuchDevice | Kind::Unknown => Self::NotFound,
-            Kind::NoPath | Kind::NoPeerAccess => Self::NoPath,
-            Kind::Stale => Self::Stale,
-            Kind::NotAllowed | Kind::Denied => Self::Denied,
-            Kind::TooMany => Self::TooMany,
-            Kind::DeadlineExceeded => Self::DeadlineExceeded,
-            Kind::Closed => Self::Closed,
-            Kind::Cancelled => Self::Cancelled,
-            Kind::Forked => Self::Forked,
-            // Kinds of later versions have no number yet.
-            _ => Self::Failed,
-        }
-    }
-}
-
-impl From<fabric::ErrorKind> for Status {
-    fn from(kind: fabric::ErrorKind) -> Self {
-        use fabric::ErrorKind as Kind;
-        match kind {
-            Kind::InvalidArgument => Self::InvalidArgument,
-            Kind::NoProvider | Kind::NoLibrary => Self::NoProvider,
-            _ => Self::Failed,
-        }
-    }
+from_kinds! {
+    pubsub: InvalidArgument | SettingsDiffer | NotFound | OverBudget | TooLong | TooMany
+        | TooManyLoans | TooManySamples | WouldBlock | DeadlineExceeded | Evicted | Denied
+        | Malformed | VersionMismatch | Closed | Forked | Poisoned | NoProvider | Interrupted,
+        NoDevice => NotFound;
+    transfer: Malformed | VersionMismatch | NoPath | Stale | Denied | TooMany | DeadlineExceeded
+        | Closed | Cancelled | Forked,
+        WrongMemory => Malformed,
+        OutOfBounds => InvalidArgument,
+        NoSuchDevice | Unknown => NotFound,
+        NoPeerAccess => NoPath,
+        NotAllowed => Denied;
+    fabric: InvalidArgument | NoProvider,
+        NoLibrary => NoProvider;
+    gpu: InvalidArgument | OverBudget | DeadlineExceeded | Forked,
+        OutOfBounds => InvalidArgument,
+        NoSuchDevice | Unavailable => NotFound,
+        OutOfMemory => OverBudget;
 }
 
 #[cfg(test)]
