@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, c_char};
 use std::fmt;
 
 use crate::status::Status;
@@ -86,18 +86,24 @@ pub(crate) fn clear_last_error() {
     set_last_error(NONE);
 }
 
-/// Status of the last error.
-pub(crate) fn last_status() -> Status {
-    LAST.try_with(|last| last.borrow().status).unwrap_or(Status::Ok)
+/// Status of the thread's last error.
+#[allow(unsafe_code)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fabricast_error_status() -> i32 {
+    LAST.try_with(|last| last.borrow().status).unwrap_or(Status::Ok) as i32
 }
 
 /// Message of the last error, valid until the next failure of this thread.
-pub(crate) fn last_message() -> *const std::ffi::c_char {
+#[allow(unsafe_code)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fabricast_error_message() -> *const c_char {
     LAST.try_with(|last| last.borrow().message.as_ptr()).unwrap_or(c"".as_ptr())
 }
 
 /// Operation of the last error; valid as long.
-pub(crate) fn last_operation() -> *const std::ffi::c_char {
+#[allow(unsafe_code)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fabricast_error_operation() -> *const c_char {
     LAST.try_with(|last| last.borrow().operation.as_ptr()).unwrap_or(c"".as_ptr())
 }
 
@@ -113,13 +119,13 @@ mod tests {
 
     #[test]
     fn last_error_belongs_to_the_thread_that_failed() {
-        assert_eq!(last_status(), Status::Ok);
+        assert_eq!(fabricast_error_status(), Status::Ok as i32);
         set_last_error(Failure::new(Status::Closed, c"push", "gone"));
-        assert_eq!(last_status(), Status::Closed);
-        let other = std::thread::spawn(last_status).join().unwrap();
-        assert_eq!(other, Status::Ok);
+        assert_eq!(fabricast_error_status(), Status::Closed as i32);
+        let other = std::thread::spawn(|| fabricast_error_status()).join().unwrap();
+        assert_eq!(other, Status::Ok as i32);
         clear_last_error();
-        assert_eq!(last_status(), Status::Ok);
+        assert_eq!(fabricast_error_status(), Status::Ok as i32);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Nodes and reports on them; errors, versions and counters of the library.
+//! Nodes and reports on them; versions and counters of the library.
 
 use std::ffi::{CString, c_char};
 
@@ -134,27 +134,6 @@ pub(crate) extern "C" fn fabricast_abi() -> u32 {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fabricast_status_name(status: i32) -> *const c_char {
     Status::of_number(status).map_or(c"not a status", Status::label).as_ptr()
-}
-
-/// Status of the thread's last error.
-#[allow(unsafe_code)]
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn fabricast_error_status() -> i32 {
-    failure::last_status() as i32
-}
-
-/// Message of the thread's last error.
-#[allow(unsafe_code)]
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn fabricast_error_message() -> *const c_char {
-    failure::last_message()
-}
-
-/// Operation of the thread's last error.
-#[allow(unsafe_code)]
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn fabricast_error_operation() -> *const c_char {
-    failure::last_operation()
 }
 
 /// Number of open handles, and of texts that were not freed.

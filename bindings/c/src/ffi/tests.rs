@@ -17,9 +17,9 @@ fn text(raw: *const c_char) -> Text<'static> {
 fn panic_becomes_a_status() {
     let status: i32 = call(c"test", || panic!("at {}", "once"));
     assert_eq!(status, Status::Panicked as i32);
-    assert_eq!(failure::last_status(), Status::Panicked);
+    assert_eq!(failure::fabricast_error_status(), Status::Panicked as i32);
     // SAFETY: the text is valid until the next failure.
-    let message = unsafe { CStr::from_ptr(failure::last_message()) };
+    let message = unsafe { CStr::from_ptr(failure::fabricast_error_message()) };
     assert_eq!(message, c"test failed: internal error: at once");
     let pointer: *mut u8 = call(c"test", || panic!("again"));
     assert!(pointer.is_null());
@@ -30,7 +30,7 @@ fn success_keeps_the_last_error() {
     let _: i32 = call(c"test", || Err(Failure::invalid(c"test", "wrong")));
     let status: i32 = call(c"test", || Ok(()));
     assert_eq!(status, 0);
-    assert_eq!(failure::last_status(), Status::InvalidArgument);
+    assert_eq!(failure::fabricast_error_status(), Status::InvalidArgument as i32);
 }
 
 #[test]
