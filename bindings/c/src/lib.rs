@@ -39,9 +39,7 @@ mod variables;
 #[cfg(test)]
 mod tests {
     use super::handle::Kind;
-    use super::{
-        agent, exclusive, memory, node, publisher, rgaps, share, stream, subscriber, topic,
-    };
+    use super::{agent, exclusive, memory, node, publisher, rgaps, share, subscriber, topic};
 
     #[test]
     fn kinds_of_handles_have_different_numbers() {
@@ -54,12 +52,12 @@ mod tests {
             subscriber::OpenSample::NUMBER,
             rgaps::SimplePublisher::NUMBER,
             rgaps::SimpleSubscriber::NUMBER,
-            stream::OpenStream::NUMBER,
+            gpu::Stream::NUMBER,
             memory::OpenMemory::NUMBER,
             share::OpenShare::NUMBER,
             share::OpenedMemory::NUMBER,
             agent::OpenAgent::NUMBER,
-            agent::OpenRegion::NUMBER,
+            transfer::Region::NUMBER,
             agent::OpenRoute::NUMBER,
         ];
         numbers.sort_unstable();

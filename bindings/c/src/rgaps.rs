@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use pubsub::{ErrorKind, Node, NodeOptions, Topic};
 
+use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Operation, Result};
 use crate::ffi::{CallerRange, Text, export};
 use crate::handle::{Handle, kind};
@@ -139,7 +140,7 @@ export! {
     /// Opens a subscriber.
     fn subscriber_init(topic_name: Text<'_>) -> *mut SimpleSubscriber, c"subscriber_init" {
         let (node, topic) = topic(OPERATION, topic_name.required(OPERATION, "topic_name")?)?;
-        let subscriber = OpenSubscriber::new(&topic)?;
+        let subscriber = Exclusive::new(topic.subscriber()?);
         let held = Mutex::new(None);
         registry::open(OPERATION, SimpleSubscriber { held, subscriber, _node: node })
     }

@@ -17,28 +17,22 @@ use crate::subscriber::{OpenSample, OpenSubscriber};
 use crate::timeout::Timeout;
 use crate::topic::OpenTopic;
 
-/// A foreign stream.
-#[derive(Debug)]
-pub(crate) struct OpenStream {
-    stream: Stream,
-}
-
-kind!(OpenStream, 8, "stream");
+kind!(Stream, 8, "stream");
 
 export! {
     /// Adopts a stream of the topic's device.
     fn fabricast_stream_open(
         topic: Handle<OpenTopic>,
         handle: *mut c_char,
-        stream: Out<'_, *mut OpenStream>,
+        stream: Out<'_, *mut Stream>,
     ) -> i32, c"open stream" {
         let memory = topic.find(OPERATION)?.topic.settings()?.memory;
         let adopted = device::adopt(memory, OPERATION, handle.addr() as u64)?;
-        stream.put(registry::open(OPERATION, OpenStream { stream: adopted })?)
+        stream.put(registry::open(OPERATION, adopted)?)
     }
 
     /// Closes the handle of a stream.
-    fn fabricast_stream_close(stream: Option<Handle<OpenStream>>) -> i32, c"close stream" {
+    fn fabricast_stream_close(stream: Option<Handle<Stream>>) -> i32, c"close stream" {
         registry::close(OPERATION, stream)
     }
 
@@ -46,36 +40,36 @@ export! {
     fn fabricast_publisher_push_on(
         publisher: Handle<OpenPublisher>,
         pointer: CallerRange<'_>[length],
-        stream: Handle<OpenStream>,
+        stream: Handle<Stream>,
         timeout: Timeout,
     ) -> i32, c"push on stream" {
         let (publisher, stream) = (publisher.find(OPERATION)?, stream.find(OPERATION)?);
-        publisher.push_on(OPERATION, &stream.stream, pointer, timeout)
+        publisher.push_on(OPERATION, &stream, pointer, timeout)
     }
 
     /// Publishes a loan that a stream writes. Without space, or after the timeout, the loan is
     /// unchanged.
     fn fabricast_loan_publish_on(
         loan: Handle<Exclusive<Loan>>,
-        stream: Handle<OpenStream>,
+        stream: Handle<Stream>,
         timeout: Timeout,
         sent: Option<OutStruct<'_, RawSent>>[size],
     ) -> i32, c"publish on stream" {
         let stream = stream.find(OPERATION)?;
         publish(OPERATION, loan, timeout, sent, |lent, left| {
-            lent.publish_on_within(&stream.stream, left)
+            lent.publish_on_within(&stream, left)
         })
     }
 
     /// The next message, which the stream waits for.
     fn fabricast_subscriber_pull_on(
         subscriber: Handle<OpenSubscriber>,
-        stream: Handle<OpenStream>,
+        stream: Handle<Stream>,
         timeout: Timeout,
         sample: Out<'_, *mut OpenSample>,
     ) -> i32, c"pull on stream" {
         let (subscriber, stream) = (subscriber.find(OPERATION)?, stream.find(OPERATION)?);
-        let pulled = subscriber.pull(OPERATION, timeout, Some(&stream.stream))?;
+        let pulled = subscriber.pull(OPERATION, timeout, Some(&stream))?;
         sample.put(registry::open(OPERATION, OpenSample::new(pulled))?)
     }
 
@@ -94,7 +88,7 @@ export! {
     /// Releases a sample in the order of a stream.
     fn fabricast_sample_release_on(
         sample: Handle<OpenSample>,
-        stream: Handle<OpenStream>,
+        stream: Handle<Stream>,
     ) -> i32, c"release sample on stream" {
         let stream = stream.find(OPERATION)?;
         let mut closed = sample.close(OPERATION)?;
@@ -106,6 +100,6 @@ export! {
             }
             std::thread::sleep(std::time::Duration::from_micros(50));
         };
-        Ok(open.sample.release_on(&stream.stream)?)
+        Ok(open.sample.release_on(&stream)?)
     }
 }

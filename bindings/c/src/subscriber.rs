@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 use gpu::Stream;
-use pubsub::{ErrorKind, Metadata, NodeId, Sample, Subscriber, Topic};
+use pubsub::{ErrorKind, Metadata, NodeId, Sample, Subscriber};
 
 use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Operation, Result, c_text};
@@ -19,19 +19,11 @@ use crate::status::Status;
 use crate::timeout::{CLOSE_CHECK_INTERVAL, Timeout};
 use crate::topic::OpenTopic;
 
-/// A subscriber.
-#[derive(Debug)]
-pub(crate) struct OpenSubscriber {
-    subscriber: Exclusive<Subscriber>,
-}
+pub(crate) type OpenSubscriber = Exclusive<Subscriber>;
 
-kind!(OpenSubscriber, 4, "subscriber", |open: &Self| open.subscriber.end());
+kind!(OpenSubscriber, 4, "subscriber", Exclusive::end);
 
 impl OpenSubscriber {
-    pub(crate) fn new(topic: &Topic) -> Result<Self> {
-        Ok(Self { subscriber: Exclusive::new(topic.subscriber()?) })
-    }
-
     /// Pulls the next message. With a stream, the stream waits for a message that is not written
     /// yet.
     pub(crate) fn pull(
@@ -41,7 +33,7 @@ impl OpenSubscriber {
         stream: Option<&Stream>,
     ) -> Result<Sample> {
         let end = timeout.end();
-        self.subscriber.with(operation, timeout, |subscriber| {
+        self.with(operation, timeout, |subscriber| {
             if timeout == Timeout::Now {
                 let pulled = match stream {
                     Some(stream) => subscriber.try_pull_on(stream),
@@ -62,7 +54,7 @@ impl OpenSubscriber {
                     Err(error) if error.kind() != ErrorKind::DeadlineExceeded => {
                         return Err(error.into());
                     }
-                    Err(_) if !is_last => self.subscriber.check(operation)?,
+                    Err(_) if !is_last => self.check(operation)?,
                     Err(error) => {
                         // Of the whole wait, not of its last piece.
                         let detail = format!("no message within {:?}", timeout.as_duration());
@@ -136,7 +128,7 @@ export! {
         subscriber: Out<'_, *mut OpenSubscriber>,
     ) -> i32, c"open subscriber" {
         let topic = topic.find(OPERATION)?;
-        subscriber.put(registry::open(OPERATION, OpenSubscriber::new(&topic.topic)?)?)
+        subscriber.put(registry::open(OPERATION, Exclusive::new(topic.topic.subscriber()?))?)
     }
 
     /// Closes a subscriber.
@@ -161,8 +153,7 @@ export! {
         subscriber: Handle<OpenSubscriber>,
         event: OutStruct<'_, RawEvent>[size],
     ) -> i32, c"get event of subscriber" {
-        let subscriber = subscriber.find(OPERATION)?;
-        subscriber.subscriber.with(OPERATION, Timeout::Now, |subscriber| {
+        subscriber.find(OPERATION)?.with(OPERATION, Timeout::Now, |subscriber| {
             event.put(RawEvent::of(subscriber.poll_event()))
         })
     }
@@ -172,8 +163,7 @@ export! {
         subscriber: Handle<OpenSubscriber>,
         descriptor: Out<'_, i32>,
     ) -> i32, c"get descriptor of subscriber" {
-        let subscriber = subscriber.find(OPERATION)?;
-        subscriber.subscriber.with(OPERATION, Timeout::Now, |subscriber| {
+        subscriber.find(OPERATION)?.with(OPERATION, Timeout::Now, |subscriber| {
             descriptor.put(subscriber.descriptor()?.as_raw_fd())
         })
     }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use transfer::{Agent, AgentCard, EventWatch};
 
 #[cfg(test)]
-pub(crate) use self::{regions::OpenRegion, routes::OpenRoute};
+pub(crate) use self::routes::OpenRoute;
 
 use self::numbers::AgentNumber;
 use crate::exclusive::Exclusive;

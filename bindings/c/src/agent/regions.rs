@@ -10,13 +10,7 @@ use crate::memory::OpenMemory;
 use crate::registry;
 use crate::timeout::Timeout;
 
-/// A region.
-#[derive(Debug)]
-pub(crate) struct OpenRegion {
-    pub(super) region: Region,
-}
-
-kind!(OpenRegion, 11, "region");
+kind!(Region, 11, "region");
 
 /// The rights of a number from C; None for a local-only region.
 fn rights(operation: Operation, number: u64) -> Result<Option<Rights>> {
@@ -35,7 +29,7 @@ export! {
         agent: Handle<OpenAgent>,
         memory: Handle<OpenMemory>,
         rights: u64,
-        region: Out<'_, *mut OpenRegion>,
+        region: Out<'_, *mut Region>,
     ) -> i32, c"register region" {
         let agent = agent.find(OPERATION)?;
         let (buffer, rights) = (memory.find(OPERATION)?.buffer(OPERATION)?, self::rights(OPERATION, rights)?);
@@ -43,16 +37,16 @@ export! {
             Some(rights) => agent.register(buffer, rights),
             None => agent.register_local(buffer),
         })?;
-        region.put(registry::open(OPERATION, OpenRegion { region: registered })?)
+        region.put(registry::open(OPERATION, registered)?)
     }
 
     /// The descriptor of a region.
     fn fabricast_region_descriptor(
-        region: Handle<OpenRegion>,
+        region: Handle<Region>,
         buffer: &mut [u8] [capacity],
         length: Out<'_, usize>,
     ) -> i32, c"get descriptor of region" {
-        let descriptor = region.find(OPERATION)?.region.descriptor().encode()?;
+        let descriptor = region.find(OPERATION)?.descriptor().encode()?;
         length.put(put_bytes(OPERATION, &descriptor, buffer)?)
     }
 
@@ -60,7 +54,7 @@ export! {
     fn fabricast_agent_publish(
         agent: Handle<OpenAgent>,
         name: Text<'_>,
-        region: Handle<OpenRegion>,
+        region: Handle<Region>,
     ) -> i32, c"publish region" {
         let (agent, region) = (agent.find(OPERATION)?, region.find(OPERATION)?);
         let name = name.required(OPERATION, "name")?;
@@ -68,21 +62,21 @@ export! {
             let detail = format!("the name of a region has 1 to {MAX_LABEL_LENGTH} bytes");
             return Err(Failure::invalid(OPERATION, detail));
         }
-        agent.with(OPERATION, |agent| agent.publish(name, &region.region))
+        agent.with(OPERATION, |agent| agent.publish(name, &region))
     }
 
     /// Withdraws a region, and waits until peers have completed their operations with it.
     fn fabricast_agent_withdraw(
         agent: Handle<OpenAgent>,
-        region: Handle<OpenRegion>,
+        region: Handle<Region>,
         timeout: Timeout,
     ) -> i32, c"withdraw region" {
         let (agent, region) = (agent.find(OPERATION)?, region.find(OPERATION)?);
-        agent.with_timeout(OPERATION, timeout, |agent, left| agent.withdraw(&region.region, left))
+        agent.with_timeout(OPERATION, timeout, |agent, left| agent.withdraw(&region, left))
     }
 
     /// Closes a region.
-    fn fabricast_region_close(region: Option<Handle<OpenRegion>>) -> i32, c"close region" {
+    fn fabricast_region_close(region: Option<Handle<Region>>) -> i32, c"close region" {
         registry::close(OPERATION, region)
     }
 }

@@ -4,11 +4,10 @@ use std::ffi::{CString, c_char};
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use transfer::Route;
 use transfer::path::Policy;
+use transfer::{Region, Route};
 
 use super::OpenAgent;
-use super::regions::OpenRegion;
 use crate::failure::{Failure, Operation, Result, c_text};
 use crate::ffi::{Out, Text, export};
 use crate::handle::{Handle, kind};
@@ -90,7 +89,7 @@ export! {
     fn fabricast_agent_join(
         agent: Handle<OpenAgent>,
         peer: u64,
-        local: Handle<OpenRegion>,
+        local: Handle<Region>,
         descriptor: &[u8] [length],
         policy: Text<'_>,
         timeout: Timeout,
@@ -100,7 +99,7 @@ export! {
         let peer = agent.number.peer(OPERATION, peer)?;
         let policy = self::policy(OPERATION, policy)?;
         let joined = agent.with_timeout(OPERATION, timeout, |agent, left| {
-            agent.join(peer, &local.region, descriptor, &policy, left)
+            agent.join(peer, &local, descriptor, &policy, left)
         })?;
         route.put(registry::open(OPERATION, OpenRoute::new(joined))?)
     }
@@ -110,7 +109,7 @@ export! {
         agent: Handle<OpenAgent>,
         peer: u64,
         name: Text<'_>,
-        local: Handle<OpenRegion>,
+        local: Handle<Region>,
         timeout: Timeout,
         route: Out<'_, *mut OpenRoute>,
     ) -> i32, c"join two regions" {
@@ -118,7 +117,7 @@ export! {
         let peer = agent.number.peer(OPERATION, peer)?;
         let name = name.required(OPERATION, "name")?;
         let joined = agent.with_timeout(OPERATION, timeout, |agent, left| {
-            agent.route_to(peer, name, &local.region, left)
+            agent.route_to(peer, name, &local, left)
         })?;
         route.put(registry::open(OPERATION, OpenRoute::new(joined))?)
     }

@@ -7,7 +7,6 @@
 mod table;
 
 use std::any::Any;
-use std::fmt;
 use std::marker::PhantomData;
 
 pub(crate) use self::table::HandleTable;
@@ -56,6 +55,7 @@ const _: () = assert!(GENERATION_BITS + SLOT_BITS + FORK_BITS + KIND_BITS + MARK
 const MAX_HANDLES: usize = 1 << SLOT_BITS;
 
 /// A handle of an object.
+#[derive(Debug)]
 pub(crate) struct Handle<K> {
     slot: u32,
     generation: u32,
@@ -71,13 +71,6 @@ impl<K> Clone for Handle<K> {
 }
 
 impl<K> Copy for Handle<K> {}
-
-impl<K: Kind> fmt::Debug for Handle<K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { slot, generation, forks, .. } = self;
-        write!(f, "{}({slot}, {generation}, {forks})", K::NAME)
-    }
-}
 
 /// The number of forks, modulo the bits in a handle.
 pub(crate) fn fork_count_bits(forks: u32) -> u8 {
@@ -127,12 +120,14 @@ impl<K: Kind> Handle<K> {
 mod tests {
     use super::*;
 
+    #[derive(Debug)]
     struct Cup;
     impl Kind for Cup {
         const NUMBER: u64 = 5;
         const NAME: &'static str = "cup";
     }
 
+    #[derive(Debug)]
     struct Plate;
     impl Kind for Plate {
         const NUMBER: u64 = 6;
