@@ -9,7 +9,7 @@ use crate::ffi::{Out, OutStruct, Text, WithDefaults, export};
 use crate::handle::{Handle, kind};
 use crate::layout::RawNodeOptions;
 use crate::network;
-use crate::registry::{self, Registry};
+use crate::registry::{self, Registry, export_close};
 use crate::status::Status;
 use crate::variables;
 
@@ -22,6 +22,7 @@ pub(crate) struct OpenNode {
 }
 
 kind!(OpenNode, 0, "node");
+export_close!(OpenNode, fabricast_node_leave, c"leave node");
 
 impl OpenNode {
     fn new(node: Node) -> Self {
@@ -56,11 +57,6 @@ export! {
         network::check(OPERATION, str::to_owned, &options)?;
         let joined = Node::join(options)?;
         node.put(registry::open(OPERATION, OpenNode::new(joined))?)
-    }
-
-    /// Leaves the node.
-    fn fabricast_node_leave(node: Option<Handle<OpenNode>>) -> i32, c"leave node" {
-        registry::close(OPERATION, node)
     }
 
     /// The node's identity.

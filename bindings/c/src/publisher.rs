@@ -15,7 +15,7 @@ use crate::failure::{Failure, Operation, Result};
 use crate::ffi::{CallerRange, Out, OutStruct, export};
 use crate::handle::{Handle, kind};
 use crate::layout::{RawCounters, RawSent};
-use crate::registry;
+use crate::registry::{self, export_close};
 use crate::status::Status;
 use crate::timeout::{CLOSE_CHECK_INTERVAL, Timeout};
 use crate::topic::OpenTopic;
@@ -30,6 +30,7 @@ pub(crate) struct OpenPublisher {
 }
 
 kind!(OpenPublisher, 2, "publisher");
+export_close!(OpenPublisher, fabricast_publisher_close, c"close publisher");
 
 const NO_SPACE: Failure = Failure::fixed(
     Status::WouldBlock,
@@ -231,6 +232,7 @@ pub(crate) fn publish(
 }
 
 kind!(Exclusive<Loan>, 3, "loan", Exclusive::end);
+export_close!(Exclusive<Loan>, fabricast_loan_discard, c"discard loan");
 
 export! {
     /// Opens a publisher.
@@ -240,13 +242,6 @@ export! {
     ) -> i32, c"open publisher" {
         let topic = topic.find(OPERATION)?;
         publisher.put(registry::open(OPERATION, OpenPublisher::new(&topic.topic)?)?)
-    }
-
-    /// Closes a publisher.
-    fn fabricast_publisher_close(
-        publisher: Option<Handle<OpenPublisher>>,
-    ) -> i32, c"close publisher" {
-        registry::close(OPERATION, publisher)
     }
 
     /// Stores the publisher's identity within the topic.
@@ -369,10 +364,5 @@ export! {
         sent: Option<OutStruct<'_, RawSent>>[size],
     ) -> i32, c"publish to topic" {
         publish(OPERATION, loan, timeout, sent, Loan::publish_within)
-    }
-
-    /// Discards the loan.
-    fn fabricast_loan_discard(loan: Option<Handle<Exclusive<Loan>>>) -> i32, c"discard loan" {
-        registry::close(OPERATION, loan)
     }
 }

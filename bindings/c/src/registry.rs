@@ -113,6 +113,18 @@ pub(crate) fn close<K: Kind>(operation: Operation, handle: Option<Handle<K>>) ->
     handle.map_or(Ok(()), |handle| handle.close(operation).map(|closed| closed.end()))
 }
 
+/// Exports a function that closes handles of a kind, if they are not NULL.
+macro_rules! export_close {
+    ($kind:ty, $name:ident, $operation:literal) => {
+        $crate::ffi::export! {
+            fn $name(handle: Option<$crate::handle::Handle<$kind>>) -> i32, $operation {
+                $crate::registry::close(OPERATION, handle)
+            }
+        }
+    };
+}
+pub(crate) use export_close;
+
 impl<K: Kind> Handle<K> {
     /// The object of the handle.
     pub(crate) fn find(self, operation: Operation) -> Result<Arc<K>> {

@@ -14,7 +14,7 @@ use crate::ffi::{Out, OutStruct, Text, export, put_bytes};
 use crate::handle::{Handle, kind};
 use crate::layout::{RawTensor, flag};
 use crate::memory::OpenMemory;
-use crate::registry;
+use crate::registry::{self, export_close};
 use crate::timeout::Timeout;
 
 /// Memory that this process shares.
@@ -26,6 +26,7 @@ pub(crate) struct OpenShare {
 }
 
 kind!(OpenShare, 13, "share");
+export_close!(OpenShare, fabricast_share_close, c"close share");
 
 impl OpenShare {
     fn new(share: Share) -> Self {
@@ -57,6 +58,7 @@ pub(crate) struct OpenedMemory {
 }
 
 kind!(OpenedMemory, 14, "shared memory");
+export_close!(OpenedMemory, fabricast_opened_close, c"close shared memory");
 
 impl OpenedMemory {
     fn new(opened: OpenedBuffer) -> Self {
@@ -151,11 +153,6 @@ export! {
         length.put(count)
     }
 
-    /// Ends a share.
-    fn fabricast_share_close(share: Option<Handle<OpenShare>>) -> i32, c"close share" {
-        registry::close(OPERATION, share)
-    }
-
     /// Opens memory of another process.
     fn fabricast_shared_memory_open(
         token: &[u8] [length],
@@ -206,10 +203,5 @@ export! {
         is_read_only: Out<'_, u64>,
     ) -> i32, c"get rights of shared memory" {
         is_read_only.put(u64::from(opened.find(OPERATION)?.opened.is_read_only()))
-    }
-
-    /// Closes memory of another process.
-    fn fabricast_opened_close(opened: Option<Handle<OpenedMemory>>) -> i32, c"close shared memory" {
-        registry::close(OPERATION, opened)
     }
 }

@@ -12,12 +12,13 @@ use crate::ffi::{CallerRange, Out, OutStruct, export};
 use crate::handle::{Handle, kind};
 use crate::layout::RawSent;
 use crate::publisher::{OpenPublisher, publish};
-use crate::registry;
+use crate::registry::{self, export_close};
 use crate::subscriber::{OpenSample, OpenSubscriber};
 use crate::timeout::Timeout;
 use crate::topic::OpenTopic;
 
 kind!(Stream, 8, "stream");
+export_close!(Stream, fabricast_stream_close, c"close stream");
 
 export! {
     /// Adopts a stream of the topic's device.
@@ -29,11 +30,6 @@ export! {
         let memory = topic.find(OPERATION)?.topic.settings()?.memory;
         let adopted = device::adopt(memory, OPERATION, handle.addr() as u64)?;
         stream.put(registry::open(OPERATION, adopted)?)
-    }
-
-    /// Closes the handle of a stream.
-    fn fabricast_stream_close(stream: Option<Handle<Stream>>) -> i32, c"close stream" {
-        registry::close(OPERATION, stream)
     }
 
     /// Publishes device memory in the order of a stream.

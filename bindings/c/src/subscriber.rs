@@ -14,7 +14,7 @@ use crate::failure::{Failure, Operation, Result, c_text};
 use crate::ffi::{Out, OutStruct, export};
 use crate::handle::{Handle, kind};
 use crate::layout::{RawEvent, RawSampleInfo};
-use crate::registry;
+use crate::registry::{self, export_close};
 use crate::status::Status;
 use crate::timeout::{CLOSE_CHECK_INTERVAL, Timeout};
 use crate::topic::OpenTopic;
@@ -22,6 +22,7 @@ use crate::topic::OpenTopic;
 pub(crate) type OpenSubscriber = Exclusive<Subscriber>;
 
 kind!(OpenSubscriber, 4, "subscriber", Exclusive::end);
+export_close!(OpenSubscriber, fabricast_subscriber_close, c"close subscriber");
 
 impl OpenSubscriber {
     /// Pulls the next message. With a stream, the stream waits for a message that is not written
@@ -82,6 +83,7 @@ pub(crate) struct OpenSample {
 }
 
 kind!(OpenSample, 5, "sample");
+export_close!(OpenSample, fabricast_sample_release, c"release sample");
 
 /// Created when first requested; valid as long as the sample.
 #[derive(Debug)]
@@ -129,13 +131,6 @@ export! {
     ) -> i32, c"open subscriber" {
         let topic = topic.find(OPERATION)?;
         subscriber.put(registry::open(OPERATION, Exclusive::new(topic.topic.subscriber()?))?)
-    }
-
-    /// Closes a subscriber.
-    fn fabricast_subscriber_close(
-        subscriber: Option<Handle<OpenSubscriber>>,
-    ) -> i32, c"close subscriber" {
-        registry::close(OPERATION, subscriber)
     }
 
     /// Pulls the next message.
@@ -217,10 +212,5 @@ export! {
         info: OutStruct<'_, RawSampleInfo>[size],
     ) -> i32, c"get information of sample" {
         info.put(sample.find(OPERATION)?.info())
-    }
-
-    /// Releases a message.
-    fn fabricast_sample_release(sample: Option<Handle<OpenSample>>) -> i32, c"release sample" {
-        registry::close(OPERATION, sample)
     }
 }

@@ -9,7 +9,7 @@ use crate::ffi::{Out, OutStruct, Text, export};
 use crate::handle::{Handle, kind};
 use crate::layout::RawTopicSettings;
 use crate::node::OpenNode;
-use crate::registry;
+use crate::registry::{self, export_close};
 
 /// An open topic.
 #[derive(Debug)]
@@ -21,6 +21,7 @@ pub(crate) struct OpenTopic {
 }
 
 kind!(OpenTopic, 1, "topic");
+export_close!(OpenTopic, fabricast_topic_close, c"close topic");
 
 impl OpenTopic {
     fn new(topic: Topic) -> pubsub::Result<Self> {
@@ -54,11 +55,6 @@ export! {
             None => node.node.open(name)?,
         };
         topic.put(registry::open(OPERATION, OpenTopic::new(opened)?)?)
-    }
-
-    /// Closes a topic.
-    fn fabricast_topic_close(topic: Option<Handle<OpenTopic>>) -> i32, c"close topic" {
-        registry::close(OPERATION, topic)
     }
 
     /// Name of the topic.

@@ -7,10 +7,11 @@ use crate::failure::{Failure, Operation, Result};
 use crate::ffi::{Out, Text, export, put_bytes};
 use crate::handle::{Handle, kind};
 use crate::memory::OpenMemory;
-use crate::registry;
+use crate::registry::{self, export_close};
 use crate::timeout::Timeout;
 
 kind!(Region, 11, "region");
+export_close!(Region, fabricast_region_close, c"close region");
 
 /// The rights of a number from C; None for a local-only region.
 fn rights(operation: Operation, number: u64) -> Result<Option<Rights>> {
@@ -73,10 +74,5 @@ export! {
     ) -> i32, c"withdraw region" {
         let (agent, region) = (agent.find(OPERATION)?, region.find(OPERATION)?);
         agent.with_timeout(OPERATION, timeout, |agent, left| agent.withdraw(&region, left))
-    }
-
-    /// Closes a region.
-    fn fabricast_region_close(region: Option<Handle<Region>>) -> i32, c"close region" {
-        registry::close(OPERATION, region)
     }
 }

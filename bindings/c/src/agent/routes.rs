@@ -11,7 +11,7 @@ use super::OpenAgent;
 use crate::failure::{Failure, Operation, Result, c_text};
 use crate::ffi::{Out, Text, export};
 use crate::handle::{Handle, kind};
-use crate::registry;
+use crate::registry::{self, export_close};
 use crate::status::Status;
 use crate::timeout::Timeout;
 
@@ -23,6 +23,7 @@ pub(crate) struct OpenRoute {
 }
 
 kind!(OpenRoute, 12, "route");
+export_close!(OpenRoute, fabricast_route_close, c"close route");
 
 /// Created when first requested; valid as long as the route.
 #[derive(Debug)]
@@ -144,10 +145,5 @@ export! {
         text: Out<'_, *const c_char>,
     ) -> i32, c"explain route" {
         text.put(route.find(OPERATION)?.texts().explanation.as_ptr())
-    }
-
-    /// Closes a route.
-    fn fabricast_route_close(route: Option<Handle<OpenRoute>>) -> i32, c"close route" {
-        registry::close(OPERATION, route)
     }
 }
