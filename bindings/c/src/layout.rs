@@ -20,9 +20,7 @@ use crate::failure::{Failure, Operation, Result};
 use crate::ffi::{Layout, Text, WithDefaults};
 use crate::network::network;
 
-pub(crate) use self::agents::{
-    RawAgentEvent, RawAgentOptions, RawCardInfo, RawNotice, RawStrided, TileSides,
-};
+pub(crate) use self::agents::{RawAgentEvent, RawAgentOptions, RawCardInfo, RawNotice, RawStrided};
 pub(crate) use self::tensor::RawTensor;
 pub(crate) use self::values::flag;
 use self::values::{nanoseconds, time, unknown, wait_strategy};

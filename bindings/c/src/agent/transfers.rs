@@ -8,7 +8,7 @@ use super::routes::OpenRoute;
 use crate::failure::{Failure, Operation, Result};
 use crate::ffi::{Array, Elements, Out, OutStruct, export};
 use crate::handle::Handle;
-use crate::layout::{RawNotice, RawStrided, TileSides};
+use crate::layout::{RawNotice, RawStrided};
 use crate::timeout::Timeout;
 
 // The elements of lists have the layout of `fabricast_block`.
@@ -95,10 +95,15 @@ export! {
         to_extents: Array<'_, u64>,
         to_origin: Array<'_, u64>,
     ) -> i32, c"describe tile" {
-        let (from, to) = ([from_extents, from_origin], [to_extents, to_origin]);
-        let sides = TileSides::new(OPERATION, dimensions, tile, from, to)?;
+        let lists = [
+            ("tile", tile),
+            ("from_extents", from_extents),
+            ("from_origin", from_origin),
+            ("to_extents", to_extents),
+            ("to_origin", to_origin),
+        ];
         let size = strided.size();
-        strided.put(RawStrided::tile(OPERATION, size, order, element, &sides)?)
+        strided.put(RawStrided::tile(OPERATION, size, order, element, dimensions, lists)?)
     }
 
     /// Puts blocks.

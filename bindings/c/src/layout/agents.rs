@@ -201,25 +201,30 @@ impl RawStrided {
         }
     }
 
-    /// A tile out of one array and into another.
+    /// A tile out of one array and into another, by lists of a number for each dimension.
     pub(crate) fn tile(
         operation: Operation,
         size: usize,
         order: u32,
         element: u64,
-        sides: &TileSides<'_>,
+        dimensions: usize,
+        lists: [(&str, Array<'_, u64>); 5],
     ) -> Result<Self> {
-        let TileSides { tile, from, to } = sides;
-        let reversed: [[u64; MAX_DIMENSIONS]; 5];
-        let lists = [*tile, from.extents, from.origin, to.extents, to.origin];
-        let [tile, from_extents, from_origin, to_extents, to_origin] = match order {
-            0 => lists,
-            1 => {
-                reversed = lists.map(reverse);
-                std::array::from_fn(|list| &reversed[list][..lists[list].len()])
-            }
+        if !(1..=MAX_DIMENSIONS).contains(&dimensions) {
+            let detail = format!("{dimensions} dimensions: 1 to {MAX_DIMENSIONS} are possible");
+            return Err(Failure::invalid(operation, detail));
+        }
+        let mut all = [[0; MAX_DIMENSIONS]; 5];
+        for (to, (name, list)) in all.iter_mut().zip(lists) {
+            to[..dimensions].copy_from_slice(list.get(operation, name, dimensions)?);
+        }
+        match order {
+            0 => {}
+            1 => all.iter_mut().for_each(|list| list[..dimensions].reverse()),
             other => return Err(unknown(operation, "order", other)),
-        };
+        }
+        let [tile, from_extents, from_origin, to_extents, to_origin] =
+            all.each_ref().map(|list| &list[..dimensions]);
         let from = Subarray { extents: from_extents, origin: from_origin };
         let to = Subarray { extents: to_extents, origin: to_origin };
         let strided = Strided::tile(element, tile, from, to);
@@ -234,49 +239,6 @@ impl RawStrided {
         }
         let rows = rows.and_then(|rows| rows.shifted(self.from, self.to));
         rows.map_err(|error| invalid(operation, &error))
-    }
-}
-
-fn reverse(list: &[u64]) -> [u64; MAX_DIMENSIONS] {
-    let mut all = [0; MAX_DIMENSIONS];
-    for (to, from) in all.iter_mut().zip(list.iter().rev()) {
-        *to = *from;
-    }
-    all
-}
-
-/// The lists that describe a tile, all of one length.
-#[derive(Debug)]
-pub(crate) struct TileSides<'a> {
-    tile: &'a [u64],
-    from: Subarray<'a>,
-    to: Subarray<'a>,
-}
-
-impl<'a> TileSides<'a> {
-    pub(crate) fn new(
-        operation: Operation,
-        dimensions: usize,
-        tile: Array<'a, u64>,
-        [from_extents, from_origin]: [Array<'a, u64>; 2],
-        [to_extents, to_origin]: [Array<'a, u64>; 2],
-    ) -> Result<Self> {
-        if !(1..=MAX_DIMENSIONS).contains(&dimensions) {
-            let detail = format!("{dimensions} dimensions: 1 to {MAX_DIMENSIONS} are possible");
-            return Err(Failure::invalid(operation, detail));
-        }
-        let get = |list: Array<'a, u64>, name| list.get(operation, name, dimensions);
-        Ok(Self {
-            tile: get(tile, "tile")?,
-            from: Subarray {
-                extents: get(from_extents, "from_extents")?,
-                origin: get(from_origin, "from_origin")?,
-            },
-            to: Subarray {
-                extents: get(to_extents, "to_extents")?,
-                origin: get(to_origin, "to_origin")?,
-            },
-        })
     }
 }
 

@@ -96,11 +96,8 @@ fn strided_rows_survive_conversion() {
 #[test]
 fn tile_has_the_order_of_its_language() {
     let rows = |order, lists: [[u64; 3]; 5]| {
-        let [tile, from_extents, from_origin, to_extents, to_origin] =
-            lists.each_ref().map(|list| array(list));
-        let from = [from_extents, from_origin];
-        let sides = TileSides::new(c"test", 3, tile, from, [to_extents, to_origin])?;
-        RawStrided::tile(c"test", 104, order, 8, &sides)
+        let lists = lists.each_ref().map(|list| ("list", array(list)));
+        RawStrided::tile(c"test", 104, order, 8, 3, lists)
     };
     let lists = [[2, 3, 4], [10, 11, 12], [1, 2, 3], [20, 21, 22], [4, 5, 6]];
     let tile = rows(0, lists).unwrap();
@@ -119,8 +116,8 @@ fn tile_has_the_order_of_its_language() {
         Status::InvalidArgument
     );
     for dimensions in [0, 16, usize::MAX] {
-        let empty = [Array::default(); 2];
-        let failure = TileSides::new(c"test", dimensions, array(&[1]), empty, empty).unwrap_err();
+        let lists = [("list", array(&[1])); 5];
+        let failure = RawStrided::tile(c"test", 104, 0, 8, dimensions, lists).unwrap_err();
         assert_eq!(failure.status, Status::InvalidArgument);
     }
 }
