@@ -18,7 +18,7 @@ use pubsub::{
 
 use crate::failure::{Failure, Operation, Result};
 use crate::ffi::{Layout, Text, WithDefaults};
-use crate::network::network;
+use crate::network::{address, local_address};
 
 pub(crate) use self::agents::{RawAgentEvent, RawAgentOptions, RawCardInfo, RawNotice, RawStrided};
 pub(crate) use self::tensor::RawTensor;
@@ -107,21 +107,32 @@ impl RawNodeOptions {
         Ok(options)
     }
 
+    /// None without any address of peers or of this node.
     fn network(&self, operation: Operation) -> Result<Option<NetworkOptions>> {
-        let text = |name: &str| {
-            let text = match name {
-                "listen" => self.listen,
-                "peers" => self.peers,
-                "rendezvous" => self.rendezvous,
-                "name" => self.name,
-                "provider" => self.provider,
-                _ => self.source,
-            };
-            Ok(text.get(operation, name)?.map(str::to_owned))
-        };
-        let is_insecure = flag(operation, "insecure", self.insecure)?;
+        let insecure = flag(operation, "insecure", self.insecure)?;
         let lost_after = time(operation, "lost_after", self.lost_after)?;
-        network(operation, text, (lost_after, is_insecure, self.workers as usize))
+        let listen = self.listen.get(operation, "listen")?;
+        let peers = self.peers.get(operation, "peers")?;
+        let rendezvous = self.rendezvous.get(operation, "rendezvous")?;
+        let name = self.name.get(operation, "name")?;
+        let provider = self.provider.get(operation, "provider")?;
+        let source = self.source.get(operation, "source")?;
+        if listen.is_none() && peers.is_none() && rendezvous.is_none() {
+            return Ok(None);
+        }
+        let peers = peers.unwrap_or_default().split(',').map(str::trim);
+        Ok(Some(NetworkOptions {
+            listen: address(operation, "listen", listen, str::parse)?,
+            peers: peers.filter(|peer| !peer.is_empty()).map(str::to_owned).collect(),
+            rendezvous: rendezvous.map(str::to_owned),
+            insecure,
+            name: name.unwrap_or_default().to_owned(),
+            provider: provider.map(str::to_owned),
+            source: address(operation, "source", source, local_address)?,
+            lost_after,
+            workers: self.workers as usize,
+            ..NetworkOptions::default()
+        }))
     }
 }
 

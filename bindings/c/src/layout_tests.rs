@@ -242,3 +242,38 @@ fn structure_is_filled_to_the_size_of_the_caller() {
     }
     assert_eq!(later, [1, 2, 3, 0, 0, u64::MAX]);
 }
+
+fn node_options() -> RawNodeOptions {
+    RawNodeOptions::defaults(size_of::<RawNodeOptions>())
+}
+
+#[test]
+fn no_addresses_means_no_network() {
+    let raw = RawNodeOptions { name: Text::of(c"here"), insecure: 1, ..node_options() };
+    assert_eq!(raw.network(c"test").unwrap(), None);
+}
+
+#[test]
+fn texts_are_converted_to_options() {
+    let raw = RawNodeOptions {
+        listen: Text::of(c"127.0.0.1:7007"),
+        peers: Text::of(c"one:1, two:2,"),
+        source: Text::of(c"127.0.0.0/8"),
+        lost_after: 2_000_000_000,
+        workers: 3,
+        ..node_options()
+    };
+    let network = raw.network(c"test").unwrap().unwrap();
+    assert_eq!(network.listen, Some("127.0.0.1:7007".parse().unwrap()));
+    assert_eq!(network.peers, ["one:1", "two:2"]);
+    assert_eq!(network.source, Some("127.0.0.1".parse().unwrap()));
+    assert_eq!((network.lost_after, network.workers), (Duration::from_secs(2), 3));
+    assert!(!network.insecure);
+}
+
+#[test]
+fn invalid_address_is_an_error_with_its_name() {
+    let raw = RawNodeOptions { listen: Text::of(c"here"), ..node_options() };
+    let failure = raw.network(c"test").unwrap_err();
+    assert!(failure.message().contains("listen is \"here\""), "{failure:?}");
+}
