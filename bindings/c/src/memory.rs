@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use gpu::{DEFAULT_TIMEOUT, Device, Memory, Slice};
+use gpu::{DEFAULT_TIMEOUT, Device};
 use ipc::Interruption;
 use pubsub::MemoryLocation;
 use transfer::{Buffer, HostBuffer};
@@ -54,23 +54,6 @@ impl OpenMemory {
         Self { address, length, buffer: Mutex::new(Some(buffer)), owner }
     }
 
-    /// Allocates memory that peers can map.
-    fn allocate(location: MemoryLocation, length: usize) -> Result<Self> {
-        let buffer = match location {
-            MemoryLocation::Host => HostBuffer::new(length as u64)?.into(),
-            MemoryLocation::Device(name) => {
-                Device::open(name)?.allocate_shared(length as u64, &[])?.into()
-            }
-        };
-        Ok(Self::new(buffer, Owner::Library))
-    }
-
-    fn adopt(operation: Operation, range: CallerRange<'_>) -> Result<Self> {
-        let owner = Arc::new(());
-        let weak = Owner::Waiting(Arc::downgrade(&owner));
-        Ok(Self::new(device::adopt_memory(operation, range, owner)?, weak))
-    }
-
     fn lock(&self) -> MutexGuard<'_, Option<Buffer>> {
         self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -94,15 +77,11 @@ impl OpenMemory {
         }
     }
 
-    fn part(memory: &Memory, offset: usize, length: usize) -> Result<Slice> {
-        Ok(memory.slice(offset as u64, length as u64)?)
-    }
-
     fn write(&self, operation: Operation, offset: usize, data: &[u8]) -> Result<()> {
         match self.buffer(operation)? {
             Buffer::Host(buffer) => buffer.write(offset as u64, data)?,
             Buffer::Device(memory) => {
-                let to = Self::part(&memory, offset, data.len())?;
+                let to = memory.slice(offset as u64, data.len() as u64)?;
                 memory.mapped_for().default_stream()?.upload(&to, data, DEFAULT_TIMEOUT)?;
             }
         }
@@ -113,7 +92,7 @@ impl OpenMemory {
         match self.buffer(operation)? {
             Buffer::Host(buffer) => buffer.read(offset as u64, into)?,
             Buffer::Device(memory) => {
-                let from = Self::part(&memory, offset, into.len())?;
+                let from = memory.slice(offset as u64, into.len() as u64)?;
                 memory.mapped_for().default_stream()?.download(&from, into, DEFAULT_TIMEOUT)?;
             }
         }
@@ -160,7 +139,13 @@ export! {
         if length == 0 || length > isize::MAX as usize {
             return Err(Failure::invalid(OPERATION, format_args!("memory of {length} bytes")));
         }
-        memory.put(registry::open(OPERATION, OpenMemory::allocate(location, length)?)?)
+        let buffer = match location {
+            MemoryLocation::Host => HostBuffer::new(length as u64)?.into(),
+            MemoryLocation::Device(name) => {
+                Device::open(name)?.allocate_shared(length as u64, &[])?.into()
+            }
+        };
+        memory.put(registry::open(OPERATION, OpenMemory::new(buffer, Owner::Library))?)
     }
 
     /// Adopts memory of the caller.
@@ -168,7 +153,10 @@ export! {
         pointer: CallerRange<'_>[length],
         memory: Out<'_, *mut OpenMemory>,
     ) -> i32, c"adopt memory" {
-        memory.put(registry::open(OPERATION, OpenMemory::adopt(OPERATION, pointer)?)?)
+        let used = Arc::new(());
+        let owner = Owner::Waiting(Arc::downgrade(&used));
+        let buffer = device::adopt_memory(OPERATION, pointer, used)?;
+        memory.put(registry::open(OPERATION, OpenMemory::new(buffer, owner))?)
     }
 
     /// Adopts memory of the caller, until the callback is called.

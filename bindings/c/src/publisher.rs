@@ -76,11 +76,7 @@ impl OpenPublisher {
                 // The copy from the device counts against the timeout, too.
                 let end = timeout.end();
                 let bytes = download_to_host(slice, timeout)?;
-                let remaining = match timeout {
-                    Timeout::For(_) => Timeout::For(end.saturating_duration_since(Instant::now())),
-                    _ => timeout,
-                };
-                return self.push(&bytes, remaining);
+                return self.push(&bytes, timeout.remaining(end));
             }
             (CallerMemory::Device(slice), Timeout::Now) => {
                 self.publisher.try_push_slice(slice)?.ok_or(NO_SPACE)?

@@ -41,13 +41,6 @@ impl OpenShare {
     fn limit_to_one(&self) -> transfer::Result<()> {
         self.lock().as_ref().map_or(Ok(()), Share::limit_to_one)
     }
-
-    /// Leaves the memory shared without the handle.
-    fn leave(&self) {
-        if let Some(share) = self.lock().take() {
-            share.leave();
-        }
-    }
 }
 
 /// Memory of another process.
@@ -65,13 +58,6 @@ impl OpenedMemory {
         let device = opened.memory().and_then(gpu::Memory::device);
         let location = device.map_or(MemoryLocation::Host, MemoryLocation::Device);
         Self { opened, location: c_text(location.to_string()) }
-    }
-
-    fn range(&self) -> (u64, u64) {
-        match self.opened.buffer() {
-            Buffer::Host(buffer) => (buffer.address(), buffer.length()),
-            Buffer::Device(memory) => (memory.address(), memory.length()),
-        }
     }
 }
 
@@ -148,7 +134,9 @@ export! {
         let count = put_bytes(OPERATION, &found.token, buffer)?;
         if is_left {
             found.limit_to_one()?;
-            share.close(OPERATION)?.leave();
+            if let Some(share) = share.close(OPERATION)?.lock().take() {
+                share.leave();
+            }
         }
         length.put(count)
     }
@@ -174,7 +162,10 @@ export! {
         address: Out<'_, *mut c_void>,
         length: Out<'_, usize>,
     ) -> i32, c"get address of shared memory" {
-        let (start, count) = opened.find(OPERATION)?.range();
+        let (start, count) = match opened.find(OPERATION)?.opened.buffer() {
+            Buffer::Host(buffer) => (buffer.address(), buffer.length()),
+            Buffer::Device(memory) => (memory.address(), memory.length()),
+        };
         address.put(ptr::with_exposed_provenance_mut(start as usize))?;
         length.put(count as usize)
     }

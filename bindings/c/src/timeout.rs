@@ -45,6 +45,14 @@ impl Timeout {
         Instant::now() + self.as_duration()
     }
 
+    /// The rest of the timeout of a call that ends then.
+    pub(crate) fn remaining(self, end: Instant) -> Self {
+        match self {
+            Self::For(_) => Self::For(end.saturating_duration_since(Instant::now())),
+            other => other,
+        }
+    }
+
     /// Converts to a duration; forever is 100 years.
     pub(crate) fn as_duration(self) -> Duration {
         match self {

@@ -8,7 +8,7 @@ use transfer::path::Policy;
 use transfer::{Region, Route};
 
 use super::OpenAgent;
-use crate::failure::{Failure, Operation, Result, c_text};
+use crate::failure::{Failure, c_text};
 use crate::ffi::{Out, Text, export};
 use crate::handle::{Handle, kind};
 use crate::registry::{self, export_close};
@@ -45,12 +45,6 @@ impl OpenRoute {
             explanation: c_text(self.route.choice().to_string()),
         })
     }
-}
-
-/// The policy of paths; NULL accepts all.
-fn policy(operation: Operation, text: Text<'_>) -> Result<Policy> {
-    let text = text.get(operation, "policy")?.unwrap_or_default();
-    text.parse().map_err(|error: transfer::Error| Failure::invalid(operation, error))
 }
 
 export! {
@@ -98,7 +92,8 @@ export! {
     ) -> i32, c"join two regions" {
         let (agent, local) = (agent.find(OPERATION)?, local.find(OPERATION)?);
         let peer = agent.number.peer(OPERATION, peer)?;
-        let policy = self::policy(OPERATION, policy)?;
+        let policy = policy.get(OPERATION, "policy")?.unwrap_or_default().parse::<Policy>();
+        let policy = policy.map_err(|error| Failure::invalid(OPERATION, error))?;
         let joined = agent.with_timeout(OPERATION, timeout, |agent, left| {
             agent.join(peer, &local, descriptor, &policy, left)
         })?;

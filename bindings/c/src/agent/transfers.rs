@@ -6,7 +6,7 @@ use transfer::{Agent, Notice, Route, Token};
 use super::OpenAgent;
 use super::routes::OpenRoute;
 use crate::failure::{Failure, Operation, Result};
-use crate::ffi::{Array, Elements, Out, OutStruct, export};
+use crate::ffi::{Array, Out, OutStruct, export};
 use crate::handle::Handle;
 use crate::layout::{RawNotice, RawStrided};
 use crate::timeout::Timeout;
@@ -110,12 +110,14 @@ export! {
     fn fabricast_agent_put(
         agent: Handle<OpenAgent>,
         route: Handle<OpenRoute>,
-        blocks: Elements<'_, Block>[count],
+        blocks: Array<'_, Block>,
+        count: usize,
         notice: Option<RawNotice<'_>>,
         token: Option<Out<'_, u64>>,
     ) -> i32, c"put" {
+        let blocks = blocks.get(OPERATION, "blocks", count)?;
         transfer(OPERATION, agent, route, notice, token, |agent, route, notice| {
-            agent.put(route, blocks.0, notice)
+            agent.put(route, blocks, notice)
         })
     }
 
@@ -123,12 +125,14 @@ export! {
     fn fabricast_agent_get(
         agent: Handle<OpenAgent>,
         route: Handle<OpenRoute>,
-        blocks: Elements<'_, Block>[count],
+        blocks: Array<'_, Block>,
+        count: usize,
         notice: Option<RawNotice<'_>>,
         token: Option<Out<'_, u64>>,
     ) -> i32, c"get" {
+        let blocks = blocks.get(OPERATION, "blocks", count)?;
         transfer(OPERATION, agent, route, notice, token, |agent, route, notice| {
-            agent.get(route, blocks.0, notice)
+            agent.get(route, blocks, notice)
         })
     }
 

@@ -33,14 +33,6 @@ const NOT_COMPLETE: Failure = Failure::fixed(
     c"wait for operation failed: would block: it is in flight",
 );
 
-/// The rest of a timeout.
-fn remaining(timeout: Timeout, end: Instant) -> Timeout {
-    match timeout {
-        Timeout::For(_) => Timeout::For(end.saturating_duration_since(Instant::now())),
-        other => other,
-    }
-}
-
 /// What a piece of a wait has found.
 enum Piece<T> {
     Over(Result<T>),
@@ -60,9 +52,8 @@ impl OpenAgent {
         loop {
             let left = end.saturating_duration_since(Instant::now());
             let slice = left.min(SLICE);
-            let piece = self
-                .agent
-                .with(operation, remaining(timeout, end), |agent| Ok(attempt(agent, slice)))?;
+            let remaining = timeout.remaining(end);
+            let piece = self.agent.with(operation, remaining, |agent| Ok(attempt(agent, slice)))?;
             match piece {
                 Piece::Over(outcome) => return outcome,
                 Piece::Pending(error) if left <= SLICE => {
@@ -127,7 +118,7 @@ impl OpenAgent {
         let (end, interruption) = (timeout.end(), Interruption::watch());
         let in_flight = Cell::new(0);
         let mut poll = || {
-            let polled = self.agent.with(operation, remaining(timeout, end), |agent| {
+            let polled = self.agent.with(operation, timeout.remaining(end), |agent| {
                 agent.progress();
                 let event = agent.poll_event();
                 in_flight.set(agent.in_flight());

@@ -63,16 +63,3 @@ impl<T: Plain> Argument for Array<'_, T> {
         Ok(Self { start: raw, lives: PhantomData })
     }
 }
-
-/// An array that is passed with its number of elements.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Elements<'a, T>(pub(crate) &'a [T]);
-
-impl<T: Plain> Argument for Elements<'_, T> {
-    type Raw = *const T;
-
-    unsafe fn from_c((operation, name): Name<'_>, raw: *const T, count: usize) -> Result<Self> {
-        let array = Array { start: raw, lives: PhantomData };
-        array.get(operation, name, count).map(Self)
-    }
-}

@@ -18,7 +18,7 @@ use crate::failure::{self, Failure, Operation, Result};
 use crate::status::Status;
 
 pub(crate) use self::argument::{Argument, CallerRange, Name, Text, UserData, plain};
-pub(crate) use self::array::{Array, Elements};
+pub(crate) use self::array::Array;
 pub(crate) use self::structure::{Layout, Out, OutStruct, WithDefaults};
 
 /// Functions of the interface. Each has an operation, with which its messages begin; an argument

@@ -83,21 +83,6 @@ impl<T: Plain> Out<'_, T> {
     }
 }
 
-/// An optional output, which may be NULL.
-impl<'a, T: Plain> Argument for Option<Out<'a, T>> {
-    type Raw = *mut T;
-
-    unsafe fn clear(raw: *mut T, length: usize) {
-        // SAFETY: as the caller guarantees.
-        unsafe { Out::<T>::clear(raw, length) };
-    }
-
-    unsafe fn from_c(name: Name<'_>, raw: *mut T, length: usize) -> Result<Self> {
-        // SAFETY: as the caller guarantees.
-        (!raw.is_null()).then(|| unsafe { Out::from_c(name, raw, length) }).transpose()
-    }
-}
-
 /// An output structure in the size that the caller knows; zeros, if the call fails.
 #[derive(Debug)]
 pub(crate) struct OutStruct<'a, T> {
@@ -148,20 +133,26 @@ impl<T: WithDefaults> OutStruct<'_, T> {
     }
 }
 
-/// An optional output structure, which may be NULL.
-impl<'a, T: Layout> Argument for Option<OutStruct<'a, T>> {
-    type Raw = *mut T;
+/// Outputs that may be NULL.
+macro_rules! optional {
+    ($($output:ident: $bound:ident),*) => {$(
+        impl<T: $bound> Argument for Option<$output<'_, T>> {
+            type Raw = *mut T;
 
-    unsafe fn clear(raw: *mut T, size: usize) {
-        // SAFETY: as the caller guarantees.
-        unsafe { OutStruct::<T>::clear(raw, size) };
-    }
+            unsafe fn clear(raw: *mut T, size: usize) {
+                // SAFETY: as the caller guarantees.
+                unsafe { $output::<T>::clear(raw, size) };
+            }
 
-    unsafe fn from_c(name: Name<'_>, raw: *mut T, size: usize) -> Result<Self> {
-        // SAFETY: as the caller guarantees.
-        (!raw.is_null()).then(|| unsafe { OutStruct::from_c(name, raw, size) }).transpose()
-    }
+            unsafe fn from_c(name: Name<'_>, raw: *mut T, size: usize) -> Result<Self> {
+                // SAFETY: as the caller guarantees.
+                (!raw.is_null()).then(|| unsafe { $output::from_c(name, raw, size) }).transpose()
+            }
+        }
+    )*};
 }
+
+optional!(Out: Plain, OutStruct: Layout);
 
 /// Maximum size of a structure of any version.
 const LONGEST_STRUCTURE: usize = 4096;
