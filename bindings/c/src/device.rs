@@ -13,9 +13,7 @@ use crate::ffi::CallerRange;
 /// Memory of a caller.
 #[derive(Debug)]
 pub(crate) enum CallerMemory<'a> {
-    /// Bytes of host memory.
     Host(&'a [u8]),
-    /// Device memory.
     Device(Slice),
 }
 

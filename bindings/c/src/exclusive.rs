@@ -9,7 +9,6 @@ use crate::failure::{Failure, Operation, Result};
 use crate::status::Status;
 use crate::timeout::Timeout;
 
-/// An object that one thread uses at a time.
 #[derive(Debug)]
 pub(crate) struct Exclusive<T> {
     /// None while a thread uses it.

@@ -17,7 +17,6 @@ pub(crate) type Operation = &'static CStr;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) status: Status,
-    /// The operation.
     operation: Cow<'static, CStr>,
     /// The whole message.
     message: Cow<'static, CStr>,

@@ -148,7 +148,6 @@ export! {
         memory.put(registry::open(OPERATION, OpenMemory::new(buffer, Owner::Library))?)
     }
 
-    /// Adopts memory of the caller.
     fn fabricast_memory_adopt(
         pointer: CallerRange<'_>[length],
         memory: Out<'_, *mut OpenMemory>,
@@ -173,7 +172,6 @@ export! {
         memory.put(opened)
     }
 
-    /// Address and length of memory.
     fn fabricast_memory_address(
         memory: Handle<OpenMemory>,
         address: Out<'_, *mut c_void>,
@@ -184,7 +182,6 @@ export! {
         length.put(memory.length as usize)
     }
 
-    /// Copies bytes into memory.
     fn fabricast_memory_write(
         memory: Handle<OpenMemory>,
         offset: usize,
@@ -193,7 +190,6 @@ export! {
         memory.find(OPERATION)?.write(OPERATION, offset, data)
     }
 
-    /// Copies bytes out of memory.
     fn fabricast_memory_read(
         memory: Handle<OpenMemory>,
         offset: usize,

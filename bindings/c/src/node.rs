@@ -39,14 +39,12 @@ fn lend_report(operation: Operation, rows: &[Row]) -> Result<*mut c_char> {
 }
 
 export! {
-    /// Fills in the default options.
     fn fabricast_node_options_init(
         options: OutStruct<'_, RawNodeOptions>[size],
     ) -> i32, c"initialize node options" {
         options.put_defaults()
     }
 
-    /// Joins a node.
     fn fabricast_node_join(
         options: Option<RawNodeOptions>,
         node: Out<'_, *mut OpenNode>,
@@ -59,7 +57,6 @@ export! {
         node.put(registry::open(OPERATION, OpenNode::new(joined))?)
     }
 
-    /// The node's identity.
     fn fabricast_node_identity(
         node: Handle<OpenNode>,
         identity: Out<'_, *const c_char>,
@@ -94,7 +91,6 @@ export! {
         json.put(lend_report(OPERATION, &pubsub::report(&directory)?)?)
     }
 
-    /// Frees a text of this library.
     fn fabricast_text_free(text: *mut c_char) -> i32, c"free text" {
         if text.is_null() {
             return Ok(());
@@ -102,14 +98,12 @@ export! {
         Registry::current().free_text(OPERATION, text.addr())
     }
 
-    /// Clears the thread's last error.
     fn fabricast_error_clear() -> (), c"clear error" {
         failure::clear_last_error();
         Ok(())
     }
 }
 
-/// The library's version.
 #[allow(unsafe_code)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fabricast_version() -> *const c_char {
@@ -117,7 +111,6 @@ pub(crate) extern "C" fn fabricast_version() -> *const c_char {
     VERSION.as_ptr().cast()
 }
 
-/// The ABI number.
 #[allow(unsafe_code)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fabricast_abi() -> u32 {
@@ -125,7 +118,6 @@ pub(crate) extern "C" fn fabricast_abi() -> u32 {
     NUMBER.parse().unwrap_or(u32::MAX)
 }
 
-/// Name of a status.
 #[allow(unsafe_code)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fabricast_status_name(status: i32) -> *const c_char {

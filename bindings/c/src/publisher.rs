@@ -20,7 +20,6 @@ use crate::status::Status;
 use crate::timeout::{CLOSE_CHECK_INTERVAL, Timeout};
 use crate::topic::OpenTopic;
 
-/// A publisher.
 #[derive(Debug)]
 pub(crate) struct OpenPublisher {
     publisher: Publisher,
@@ -231,7 +230,6 @@ kind!(Exclusive<Loan>, 3, "loan", Exclusive::end);
 export_close!(Exclusive<Loan>, fabricast_loan_discard, c"discard loan");
 
 export! {
-    /// Opens a publisher.
     fn fabricast_publisher_open(
         topic: Handle<OpenTopic>,
         publisher: Out<'_, *mut OpenPublisher>,
@@ -240,7 +238,6 @@ export! {
         publisher.put(registry::open(OPERATION, OpenPublisher::new(&topic.topic)?)?)
     }
 
-    /// Stores the publisher's identity within the topic.
     fn fabricast_publisher_identity(
         publisher: Handle<OpenPublisher>,
         identity: Out<'_, u64>,
@@ -257,7 +254,6 @@ export! {
         count.put(u64::from(publisher.find(OPERATION)?.publisher.subscribers()))
     }
 
-    /// Waits for a number of subscribers.
     fn fabricast_publisher_wait_for_subscribers(
         publisher: Handle<OpenPublisher>,
         count: u64,
@@ -268,7 +264,6 @@ export! {
         })
     }
 
-    /// Counters of the publisher.
     fn fabricast_publisher_counters_of(
         publisher: Handle<OpenPublisher>,
         counters: OutStruct<'_, RawCounters>[size],
@@ -285,7 +280,6 @@ export! {
         publisher.find(OPERATION)?.push(data, timeout)
     }
 
-    /// Publishes device memory.
     fn fabricast_publisher_push_device(
         publisher: Handle<OpenPublisher>,
         pointer: CallerRange<'_>[length],
@@ -309,7 +303,6 @@ export! {
         })
     }
 
-    /// Loans memory for a message.
     fn fabricast_publisher_loan(
         publisher: Handle<OpenPublisher>,
         length: usize,
@@ -320,7 +313,6 @@ export! {
         loan.put(registry::open(OPERATION, Exclusive::new(borrowed))?)
     }
 
-    /// Address of the memory.
     fn fabricast_loan_memory(
         loan: Handle<Exclusive<Loan>>,
         address: Out<'_, *mut c_void>,
@@ -332,7 +324,6 @@ export! {
         })
     }
 
-    /// Copies bytes into the loan.
     fn fabricast_loan_write(
         loan: Handle<Exclusive<Loan>>,
         offset: usize,
@@ -343,7 +334,6 @@ export! {
         })
     }
 
-    /// Attaches metadata to the message.
     fn fabricast_loan_set_metadata(
         loan: Handle<Exclusive<Loan>>,
         data: &[u8] [length],

@@ -31,7 +31,6 @@ pub(crate) struct Registry {
     texts: Mutex<HashMap<usize, CString>>,
     /// The node that all handles of rgaps.h share.
     pub(crate) simple_node: Mutex<Weak<Node>>,
-    /// The log callback.
     pub(crate) log: Mutex<Option<(LogCallback, UserData)>>,
 }
 

@@ -104,14 +104,12 @@ fn topic(operation: Operation, name: &str) -> Result<(Arc<Node>, Topic)> {
 }
 
 export! {
-    /// Opens a publisher.
     fn publisher_init(topic_name: Text<'_>) -> *mut SimplePublisher, c"publisher_init" {
         let (node, topic) = topic(OPERATION, topic_name.required(OPERATION, "topic_name")?)?;
         let publisher = OpenPublisher::new(&topic)?;
         registry::open(OPERATION, SimplePublisher { publisher, _node: node })
     }
 
-    /// Waits for a number of subscribers.
     fn publisher_wait(
         publisher: Handle<SimplePublisher>,
         subscribers: usize,
@@ -132,12 +130,10 @@ export! {
         publisher.push_from(OPERATION, device_pointer, Timeout::Forever)
     }
 
-    /// Closes the publisher.
     fn publisher_destroy(publisher: Option<Handle<SimplePublisher>>) -> (), c"publisher_destroy" {
         registry::close(OPERATION, publisher)
     }
 
-    /// Opens a subscriber.
     fn subscriber_init(topic_name: Text<'_>) -> *mut SimpleSubscriber, c"subscriber_init" {
         let (node, topic) = topic(OPERATION, topic_name.required(OPERATION, "topic_name")?)?;
         let subscriber = Exclusive::new(topic.subscriber()?);
@@ -158,7 +154,6 @@ export! {
         subscriber.find(OPERATION)?.pull(OPERATION, Timeout::of_milliseconds(milliseconds))
     }
 
-    /// Length of the last message.
     fn subscriber_message_size(
         subscriber: Handle<SimpleSubscriber>,
     ) -> usize, c"subscriber_message_size" {
@@ -168,7 +163,6 @@ export! {
         Ok(held.as_ref().ok_or_else(none)?.sample.length() as usize)
     }
 
-    /// Closes the subscriber.
     fn subscriber_destroy(
         subscriber: Option<Handle<SimpleSubscriber>>,
     ) -> (), c"subscriber_destroy" {

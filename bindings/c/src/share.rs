@@ -76,14 +76,12 @@ fn user(operation: Operation, text: Text<'_>) -> Result<Option<Device>> {
 }
 
 export! {
-    /// Fills in the default description.
     fn fabricast_tensor_init(
         tensor: OutStruct<'_, RawTensor<'_>>[size],
     ) -> i32, c"initialize tensor" {
         tensor.put_defaults()
     }
 
-    /// Shares memory.
     fn fabricast_memory_share(
         memory: Handle<OpenMemory>,
         tensor: Option<RawTensor<'_>>,
@@ -107,7 +105,6 @@ export! {
         share.put(registry::open(OPERATION, opened)?)
     }
 
-    /// The token of a share.
     fn fabricast_share_token(
         share: Handle<OpenShare>,
         buffer: &mut [u8] [capacity],
@@ -116,7 +113,6 @@ export! {
         length.put(put_bytes(OPERATION, &share.find(OPERATION)?.token, buffer)?)
     }
 
-    /// Limits a share to one receiver.
     fn fabricast_share_limit_to_one(
         share: Handle<OpenShare>,
     ) -> i32, c"limit share to one receiver" {
@@ -141,7 +137,6 @@ export! {
         length.put(count)
     }
 
-    /// Opens memory of another process.
     fn fabricast_shared_memory_open(
         token: &[u8] [length],
         directory: Text<'_>,
@@ -156,7 +151,6 @@ export! {
         opened.put(registry::open(OPERATION, OpenedMemory::new(found))?)
     }
 
-    /// Address and length of the whole memory.
     fn fabricast_opened_address(
         opened: Handle<OpenedMemory>,
         address: Out<'_, *mut c_void>,
@@ -170,7 +164,6 @@ export! {
         length.put(count as usize)
     }
 
-    /// Where the memory is.
     fn fabricast_opened_location(
         opened: Handle<OpenedMemory>,
         location: Out<'_, *const c_char>,
@@ -178,7 +171,6 @@ export! {
         location.put(opened.find(OPERATION)?.location.as_ptr())
     }
 
-    /// What the bytes mean.
     fn fabricast_opened_tensor(
         opened: Handle<OpenedMemory>,
         tensor: OutStruct<'_, RawTensor<'_>>[size],

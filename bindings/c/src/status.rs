@@ -3,12 +3,13 @@
 use std::ffi::CStr;
 
 macro_rules! statuses {
-    ($($(#[$about:meta])* $name:ident = $number:literal $label:literal,)*) => {
-        /// Result of every function of the interface. A number of the ABI is never reused.
+    ($($name:ident = $number:literal $label:literal,)*) => {
+        /// Result of every function of the interface, as `fabricast.h` describes it. A number of
+        /// the ABI is never reused.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[repr(i32)]
         pub(crate) enum Status {
-            $($(#[$about])* $name = $number,)*
+            $($name = $number,)*
         }
 
         impl Status {
@@ -19,57 +20,31 @@ macro_rules! statuses {
 }
 
 statuses! {
-    /// Success.
     Ok = 0 c"ok",
-    /// Failure of a lower layer; see the message.
     Failed = -1 c"failed",
-    /// An argument that is never valid.
     InvalidArgument = -2 c"invalid argument",
-    /// The topic exists with other settings.
     SettingsDiffer = -3 c"settings differ",
-    /// No such topic, node, device, peer, region or operation.
     NotFound = -4 c"not found",
-    /// The budget is too small.
     OverBudget = -5 c"over budget",
-    /// The message is longer than the topic allows.
     TooLong = -6 c"too long",
-    /// A limit on the number of objects is reached.
     TooMany = -7 c"too many",
-    /// No message, or no space in the topic, and the call does not wait.
     WouldBlock = -8 c"would block",
-    /// The deadline passed.
     DeadlineExceeded = -9 c"deadline exceeded",
-    /// The subscriber was evicted: it held samples for too long.
     Evicted = -10 c"evicted",
-    /// Not allowed to use the node or agent, or to put into or get from the region.
     Denied = -11 c"denied",
-    /// Malformed external data.
     Malformed = -12 c"malformed",
-    /// The other side speaks another version.
     VersionMismatch = -13 c"version mismatch",
-    /// The node, the peer, or an object of them, was closed or lost.
     Closed = -14 c"closed",
-    /// The handle belongs to the parent process.
     Forked = -15 c"used after a fork",
-    /// Not an open handle of this kind.
     BadHandle = -16 c"not an open handle",
-    /// An internal error (panic).
     Panicked = -17 c"internal error",
-    /// The message will never be complete: its publisher was lost before a stream had written it.
     Poisoned = -18 c"poisoned",
-    /// The publisher has the maximum number of loans.
     TooManyLoans = -19 c"too many loans",
-    /// The subscriber holds the maximum number of samples of a topic that drops messages.
     TooManySamples = -20 c"too many samples",
-    /// No provider can replicate messages to other nodes, or libfabric is not installed.
     NoProvider = -21 c"no provider",
-    /// A signal handler ran in the calling thread while it waited.
     Interrupted = -22 c"interrupted",
-    /// No path between two regions is possible.
     NoPath = -23 c"no path",
-    /// The region was withdrawn, or belongs to another agent, or its agent was restarted.
     Stale = -24 c"stale",
-    /// The operation was not started, because one that it waited for failed.
     Cancelled = -25 c"cancelled",
 }
 
@@ -79,7 +54,6 @@ impl Status {
         Self::ALL.into_iter().map(|(status, _)| status).find(|status| *status as i32 == number)
     }
 
-    /// The label.
     pub(crate) fn label(self) -> &'static CStr {
         Self::ALL[-(self as i32) as usize].1
     }

@@ -69,7 +69,6 @@ export! {
         sample.put(registry::open(OPERATION, OpenSample::new(pulled))?)
     }
 
-    /// Tells whether a sample is written.
     fn fabricast_sample_readiness(
         sample: Handle<OpenSample>,
         readiness: Out<'_, u64>,

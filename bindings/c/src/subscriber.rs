@@ -133,7 +133,6 @@ export! {
         subscriber.put(registry::open(OPERATION, Exclusive::new(topic.topic.subscriber()?))?)
     }
 
-    /// Pulls the next message.
     fn fabricast_subscriber_pull(
         subscriber: Handle<OpenSubscriber>,
         timeout: Timeout,
@@ -143,7 +142,6 @@ export! {
         sample.put(registry::open(OPERATION, OpenSample::new(pulled))?)
     }
 
-    /// The next event of the subscriber, if there is one.
     fn fabricast_subscriber_event(
         subscriber: Handle<OpenSubscriber>,
         event: OutStruct<'_, RawEvent>[size],
@@ -163,7 +161,6 @@ export! {
         })
     }
 
-    /// Address of a message.
     fn fabricast_sample_memory(
         sample: Handle<OpenSample>,
         address: Out<'_, *const c_void>,
@@ -174,7 +171,6 @@ export! {
         length.put(sample.sample.length() as usize)
     }
 
-    /// Copies a part of a message to host memory.
     fn fabricast_sample_read(
         sample: Handle<OpenSample>,
         offset: usize,
@@ -195,7 +191,6 @@ export! {
         }
     }
 
-    /// Metadata of a message.
     fn fabricast_sample_metadata(
         sample: Handle<OpenSample>,
         address: Out<'_, *const c_void>,
@@ -206,7 +201,6 @@ export! {
         length.put(sample.metadata().len())
     }
 
-    /// Information about a message.
     fn fabricast_sample_info_of(
         sample: Handle<OpenSample>,
         info: OutStruct<'_, RawSampleInfo>[size],

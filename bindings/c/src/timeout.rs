@@ -7,14 +7,11 @@ use transfer::ErrorKind;
 use crate::failure::Failure;
 use crate::status::Status;
 
-/// Timeout of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Timeout {
     /// Does not wait.
     Now,
-    /// Waits for this time.
     For(Duration),
-    /// Waits forever.
     Forever,
 }
 

@@ -11,7 +11,6 @@ use crate::layout::RawTopicSettings;
 use crate::node::OpenNode;
 use crate::registry::{self, export_close};
 
-/// An open topic.
 #[derive(Debug)]
 pub(crate) struct OpenTopic {
     pub(crate) topic: Topic,
@@ -34,7 +33,6 @@ impl OpenTopic {
 }
 
 export! {
-    /// Fills in the default settings.
     fn fabricast_topic_settings_init(
         settings: OutStruct<'_, RawTopicSettings<'_>>[size],
     ) -> i32, c"initialize topic settings" {
@@ -57,7 +55,6 @@ export! {
         topic.put(registry::open(OPERATION, OpenTopic::new(opened)?)?)
     }
 
-    /// Name of the topic.
     fn fabricast_topic_name(
         topic: Handle<OpenTopic>,
         name: Out<'_, *const c_char>,
@@ -65,7 +62,6 @@ export! {
         name.put(topic.find(OPERATION)?.name.as_ptr())
     }
 
-    /// Settings of the topic.
     fn fabricast_topic_settings_of(
         topic: Handle<OpenTopic>,
         settings: OutStruct<'_, RawTopicSettings<'_>>[size],

@@ -23,7 +23,6 @@ use crate::layout::{RawAgentEvent, RawAgentOptions, RawCardInfo};
 use crate::registry;
 use crate::timeout::Timeout;
 
-/// An agent.
 #[derive(Debug)]
 pub(crate) struct OpenAgent {
     agent: Exclusive<Agent>,
@@ -73,14 +72,12 @@ impl OpenAgent {
 }
 
 export! {
-    /// Fills in the default options.
     fn fabricast_agent_options_init(
         options: OutStruct<'_, RawAgentOptions>[size],
     ) -> i32, c"initialize agent options" {
         options.put_defaults()
     }
 
-    /// Starts an agent.
     fn fabricast_agent_start(
         options: Option<RawAgentOptions>,
         agent: Out<'_, *mut OpenAgent>,
@@ -89,7 +86,6 @@ export! {
         agent.put(registry::open(OPERATION, OpenAgent::start(OPERATION, options)?)?)
     }
 
-    /// Ends an agent.
     fn fabricast_agent_close(
         agent: Option<Handle<OpenAgent>>,
         timeout: Timeout,
@@ -103,7 +99,6 @@ export! {
         ended.close(left).map_err(|error| Failure::of_wait(timeout, Some(left), error))
     }
 
-    /// The card of the agent.
     fn fabricast_agent_card(
         agent: Handle<OpenAgent>,
         buffer: &mut [u8] [capacity],
@@ -113,7 +108,6 @@ export! {
         length.put(put_bytes(OPERATION, &card, buffer)?)
     }
 
-    /// What a card says.
     fn fabricast_card_info_of(
         card: &[u8] [length],
         info: OutStruct<'_, RawCardInfo>[size],
@@ -121,7 +115,6 @@ export! {
         info.put(RawCardInfo::of(&AgentCard::decode(card)?))
     }
 
-    /// Makes progress with all operations.
     fn fabricast_agent_progress(
         agent: Handle<OpenAgent>,
         moved: Option<Out<'_, u64>>,
@@ -130,7 +123,6 @@ export! {
         moved.map_or(Ok(()), |moved| moved.put(u64::from(has_moved)))
     }
 
-    /// The next event.
     fn fabricast_agent_next_event(
         agent: Handle<OpenAgent>,
         timeout: Timeout,

@@ -25,7 +25,6 @@ fn rights(operation: Operation, number: u64) -> Result<Option<Rights>> {
 }
 
 export! {
-    /// Registers memory with an agent.
     fn fabricast_region_register(
         agent: Handle<OpenAgent>,
         memory: Handle<OpenMemory>,
@@ -41,7 +40,6 @@ export! {
         region.put(registry::open(OPERATION, registered)?)
     }
 
-    /// The descriptor of a region.
     fn fabricast_region_descriptor(
         region: Handle<Region>,
         buffer: &mut [u8] [capacity],

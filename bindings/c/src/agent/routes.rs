@@ -15,7 +15,6 @@ use crate::registry::{self, export_close};
 use crate::status::Status;
 use crate::timeout::Timeout;
 
-/// A route.
 #[derive(Debug)]
 pub(crate) struct OpenRoute {
     pub(super) route: Route,
@@ -48,7 +47,6 @@ impl OpenRoute {
 }
 
 export! {
-    /// Connects to another agent.
     fn fabricast_agent_connect(
         agent: Handle<OpenAgent>,
         card: &[u8] [length],
@@ -60,7 +58,6 @@ export! {
         peer.put(agent.number.of_peer(connected))
     }
 
-    /// Disconnects from a peer.
     fn fabricast_agent_disconnect(
         agent: Handle<OpenAgent>,
         peer: u64,
@@ -118,7 +115,6 @@ export! {
         route.put(registry::open(OPERATION, OpenRoute::new(joined))?)
     }
 
-    /// Name of the path.
     fn fabricast_route_path(
         route: Handle<OpenRoute>,
         path: Out<'_, *const c_char>,

@@ -83,7 +83,6 @@ export! {
         strided.put_defaults()
     }
 
-    /// Fills in the rows of a tile.
     fn fabricast_strided_tile(
         strided: OutStruct<'_, RawStrided>[size],
         order: u32,
@@ -106,7 +105,6 @@ export! {
         strided.put(RawStrided::tile(OPERATION, size, order, element, dimensions, lists)?)
     }
 
-    /// Puts blocks.
     fn fabricast_agent_put(
         agent: Handle<OpenAgent>,
         route: Handle<OpenRoute>,
@@ -121,7 +119,6 @@ export! {
         })
     }
 
-    /// Gets blocks.
     fn fabricast_agent_get(
         agent: Handle<OpenAgent>,
         route: Handle<OpenRoute>,
@@ -136,7 +133,6 @@ export! {
         })
     }
 
-    /// Puts strided rows.
     fn fabricast_agent_put_strided(
         agent: Handle<OpenAgent>,
         route: Handle<OpenRoute>,
@@ -150,7 +146,6 @@ export! {
         })
     }
 
-    /// Gets strided rows.
     fn fabricast_agent_get_strided(
         agent: Handle<OpenAgent>,
         route: Handle<OpenRoute>,
@@ -184,7 +179,6 @@ export! {
         transfer(OPERATION, agent, route, notice, token, Agent::get_all)
     }
 
-    /// Sends a notice.
     fn fabricast_agent_notify(
         agent: Handle<OpenAgent>,
         peer: u64,
@@ -222,7 +216,6 @@ export! {
         agent.flush(OPERATION, peer, timeout)
     }
 
-    /// Is an operation over?
     fn fabricast_agent_test(
         agent: Handle<OpenAgent>,
         token: u64,
@@ -236,7 +229,6 @@ export! {
         bytes.map_or(Ok(()), |bytes| bytes.put(done.bytes))
     }
 
-    /// Waits for an operation.
     fn fabricast_agent_wait(
         agent: Handle<OpenAgent>,
         token: u64,
@@ -259,7 +251,6 @@ export! {
         })
     }
 
-    /// Number of operations in flight.
     fn fabricast_agent_in_flight(
         agent: Handle<OpenAgent>,
         count: Out<'_, u64>,

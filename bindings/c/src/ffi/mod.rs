@@ -21,8 +21,9 @@ pub(crate) use self::argument::{Argument, CallerRange, Name, Text, UserData, pla
 pub(crate) use self::array::Array;
 pub(crate) use self::structure::{Layout, Out, OutStruct, WithDefaults};
 
-/// Functions of the interface. Each has an operation, with which its messages begin; an argument
-/// with a name in brackets before or behind it has the length of that argument.
+/// Functions of the interface, which the headers describe. Each has an operation, with which its
+/// messages begin; an argument with a name in brackets before or behind it has the length of that
+/// argument.
 macro_rules! export {
     ($(
         $(#[$meta:meta])*

@@ -7,14 +7,13 @@ use super::{Handle, Kind, MAX_HANDLES};
 use crate::failure::{Failure, Operation, Result};
 use crate::status::Status;
 
-/// The open handles of one kind, with their objects.
 #[derive(Debug)]
 pub(crate) struct HandleTable {
     forks: u8,
     slots: Mutex<Slots>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Slots {
     all: Vec<Slot>,
     free: Vec<u32>,
@@ -29,15 +28,13 @@ struct Slot {
 
 impl HandleTable {
     pub(crate) fn new(forks: u8) -> Self {
-        let slots = Slots { all: Vec::new(), free: Vec::new() };
-        Self { forks, slots: Mutex::new(slots) }
+        Self { forks, slots: Mutex::default() }
     }
 
     fn slots(&self) -> MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a handle of an object.
     pub(crate) fn open<K: Kind>(&self, operation: Operation, object: Arc<K>) -> Result<Handle<K>> {
         let mut slots = self.slots();
         let number = match slots.free.pop() {
@@ -61,7 +58,6 @@ impl HandleTable {
         self.with_slot(operation, handle, |_, slot| slot.object.clone()?.downcast().ok())
     }
 
-    /// Closes a handle.
     pub(crate) fn close<K: Kind>(&self, operation: Operation, handle: Handle<K>) -> Result<Arc<K>> {
         self.with_slot(operation, handle, |free, slot| {
             let object = slot.object.take()?.downcast().ok()?;
