@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use threads::lock;
 use transfer::{Buffer, HostBuffer};
 
-use crate::array::{Array, Owner, Source, SourceDevice, data_type_of};
+use crate::array::{Array, Owner, Source, data_type_of};
 use crate::data_type::DataType;
 use crate::failure::{Failure, Result};
 use crate::kept::{Kept, drop_unused};
@@ -148,14 +148,14 @@ pub(crate) fn buffer_of(array: &Bound<'_, PyAny>) -> Result<Buffer> {
         return refused("the array is empty or has gaps: a region is contiguous");
     }
     let (address, length) = (source.address(), source.length());
-    match source.device() {
-        SourceDevice::Host => {
+    match source.cuda_device() {
+        None => {
             let start = ptr::with_exposed_provenance_mut(address as usize);
             // SAFETY: the memory of the source, which is kept as long as it is used. Programs of
             // Python have no references to it that Rust knows.
             Ok(unsafe { HostBuffer::adopt(start, length as usize, Kept::new(source)) }?.into())
         }
-        SourceDevice::Cuda(number) => {
+        Some(number) => {
             let device = Device::open(DeviceName::cuda(number))?;
             // SAFETY: the memory of the source, which is kept as long as it is used.
             Ok(unsafe { device.adopt(address, length, Kept::new(source)) }?.into())

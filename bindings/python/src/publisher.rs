@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use threads::lock;
 
-use crate::array::{Array, Owner, Source, SourceDevice, data_type_of, gather};
+use crate::array::{Array, Owner, Source, data_type_of, gather};
 use crate::closable::Closable;
 use crate::data_type::DataType;
 use crate::failure::{Failure, Result};
@@ -153,8 +153,8 @@ fn copy(py: Python<'_>, source: &Source, loan: &mut Loan) -> Result<()> {
             format!("elements of {data_type} share bytes, and these have gaps: copy it first");
         return Err(Failure::invalid(PUBLISH, cause));
     }
-    match source.device() {
-        SourceDevice::Host => {
+    match source.cuda_device() {
+        None => {
             let (bytes, layout, device) = (source.host_bytes(), layout.clone(), loan.device());
             py.detach(|| {
                 if device.is_some_and(|device| !is_emulated(device)) {
@@ -170,7 +170,7 @@ fn copy(py: Python<'_>, source: &Source, loan: &mut Loan) -> Result<()> {
                 Ok(())
             })
         }
-        SourceDevice::Cuda(number) => {
+        Some(number) => {
             let device = Device::open(DeviceName::cuda(number))?;
             let (first, length) = source.extent(PUBLISH)?;
             let start = source.address().wrapping_add_signed(first);
@@ -207,7 +207,7 @@ fn copy(py: Python<'_>, source: &Source, loan: &mut Loan) -> Result<()> {
 
 /// Keeps array and loan until a copy between them that was not waited for is done.
 fn keep_while_copied(source: Source, loan: Loan) {
-    let SourceDevice::Cuda(number) = source.device() else { return };
+    let Some(number) = source.cuda_device() else { return };
     let point = Device::open(DeviceName::cuda(number))
         .and_then(|device| device.default_stream())
         .and_then(|stream| stream.point());

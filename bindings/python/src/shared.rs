@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use transfer::{Buffer, ElementType, HostBuffer, OpenedBuffer, Share, SharedBuffer, Tensor};
 
-use crate::array::{Array, Owner, Source, SourceDevice, gather, zeroed};
+use crate::array::{Array, Owner, Source, gather, zeroed};
 use crate::closable::Closable;
 use crate::data_type::DataType;
 use crate::failure::{Failure, Result};
@@ -95,8 +95,8 @@ fn copied(py: Python<'_>, source: &Source) -> Result<(Buffer, Tensor)> {
     let (first, extent) = source.extent(SHARE)?;
     let length = source.length();
     let buffer = HostBuffer::new(length.max(1))?;
-    match source.device() {
-        SourceDevice::Host => {
+    match source.cuda_device() {
+        None => {
             let (from, data_type, layout) =
                 (source.host_bytes(), source.data_type(), source.layout().clone());
             let target = buffer.address() as usize;
@@ -106,7 +106,7 @@ fn copied(py: Python<'_>, source: &Source) -> Result<(Buffer, Tensor)> {
                 from.copy(data_type, &layout, ptr::with_exposed_provenance_mut(target));
             });
         }
-        SourceDevice::Cuda(number) => {
+        Some(number) => {
             wait_for_writers(py, source)?;
             let start = source.address().wrapping_add_signed(first);
             let device = Device::open(DeviceName::cuda(number))?;
@@ -144,7 +144,7 @@ fn in_place(py: Python<'_>, source: Source, is_read_only: bool) -> Result<Shared
         wait_for_writers(py, &source)?;
         return shared(buffer, &tensor, is_read_only);
     }
-    let SourceDevice::Cuda(number) = source.device() else {
+    let Some(number) = source.cuda_device() else {
         let cause = "other processes cannot map this memory of the host. Use copy=True, or make the \
                      array in memory of fabricast.allocate, after a fork in the child itself";
         return Err(Failure::invalid(SHARE, cause));
@@ -165,7 +165,7 @@ fn in_place(py: Python<'_>, source: Source, is_read_only: bool) -> Result<Shared
 
 /// Waits for the work that writes an array: receivers read it on streams of their own.
 fn wait_for_writers(py: Python<'_>, source: &Source) -> Result<()> {
-    let SourceDevice::Cuda(number) = source.device() else { return Ok(()) };
+    let Some(number) = source.cuda_device() else { return Ok(()) };
     // The default stream waits for the stream of the producer, as DLPack demands.
     wait_for_work(py, SHARE, &Device::open(DeviceName::cuda(number))?.default_stream()?)
 }

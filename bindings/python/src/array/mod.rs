@@ -22,7 +22,7 @@ use crate::failure::{Failure, Result};
 use crate::layout::Layout;
 use crate::waits::wait_for_work;
 
-pub(crate) use source::{Source, SourceDevice, gather};
+pub(crate) use source::{Source, gather};
 
 const READ: &str = "read array";
 

@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
-use std::fmt;
 use std::ptr;
 
 use gpu::{Device, DeviceName};
@@ -15,15 +14,6 @@ use super::{Array, dlpack};
 use crate::data_type::DataType;
 use crate::failure::{Failure, Result};
 use crate::layout::Layout;
-
-/// Where the memory of a source is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SourceDevice {
-    /// In memory that the host accesses.
-    Host,
-    /// On the CUDA device of this number.
-    Cuda(u32),
-}
 
 /// What keeps the memory of a source.
 enum Keeper {
@@ -46,15 +36,9 @@ pub(crate) struct Source {
     address: u64,
     data_type: DataType,
     layout: Layout,
-    device: SourceDevice,
+    cuda_device: Option<u32>,
     is_read_only: bool,
     _keeper: Keeper,
-}
-
-impl fmt::Debug for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Source({} on {:?})", self.layout.type_name(self.data_type), self.device)
-    }
 }
 
 /// Reads host memory, from the first element on.
@@ -104,7 +88,7 @@ impl Source {
             address: array.address,
             data_type: array.data_type,
             layout: array.layout.clone(),
-            device: array.cuda_device().map_or(SourceDevice::Host, SourceDevice::Cuda),
+            cuda_device: array.cuda_device(),
             is_read_only: array.is_read_only,
             _keeper: Keeper::Object { _object: object },
         }
@@ -159,7 +143,7 @@ impl Source {
             address: view.buf.expose_provenance() as u64,
             data_type,
             layout: layout_of(operation, shape, strides)?,
-            device: SourceDevice::Host,
+            cuda_device: None,
             is_read_only: view.readonly != 0,
             _keeper: keeper,
         })
@@ -170,8 +154,7 @@ impl Source {
         let options = PyDict::new(py);
         let device: (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
         let device = dlpack::cuda_device(device.into());
-        let device = device.map_err(|cause| Failure::invalid(operation, cause))?;
-        if device.is_some() {
+        if device.map_err(|cause| Failure::invalid(operation, cause))?.is_some() {
             // Work is begun on the default stream.
             options.set_item("stream", 1)?;
         }
@@ -192,8 +175,8 @@ impl Source {
                 format!("its capsule has version {} of DLPack, 1 is known", tensor.version());
             return Err(Failure::invalid(operation, cause));
         }
-        let device = dlpack::cuda_device(tensor.device());
-        let device = device.map_err(|cause| Failure::invalid(operation, cause))?;
+        let cuda_device = dlpack::cuda_device(tensor.device());
+        let cuda_device = cuda_device.map_err(|cause| Failure::invalid(operation, cause))?;
         let (code, bits, lanes) = tensor.codes();
         let data_type = DataType::from_codes(code, bits, lanes).ok_or_else(|| {
             let cause = format!(
@@ -206,7 +189,7 @@ impl Source {
             address: tensor.address(),
             data_type,
             layout: layout_of(operation, shape, strides)?,
-            device: device.map_or(SourceDevice::Host, SourceDevice::Cuda),
+            cuda_device,
             is_read_only: tensor.is_read_only(),
             _keeper: Keeper::Tensor { _tensor: tensor },
         })
@@ -244,18 +227,18 @@ impl Source {
             }
             None => None,
         };
-        let device = match is_cuda {
+        let cuda_device = match is_cuda {
             // The driver knows the device of an address.
             true => match gpu::PointerAttributes::of(address).and_then(|found| found.device) {
-                Some(device) => SourceDevice::Cuda(device.number),
+                Some(device) => Some(device.number),
                 None => {
                     let cause = format!("{address:#x} is no address of a CUDA device");
                     return Err(Failure::invalid(operation, cause));
                 }
             },
-            false => SourceDevice::Host,
+            false => None,
         };
-        if let (SourceDevice::Cuda(number), Some(stream)) = (device, interface.get_item("stream")?)
+        if let (Some(number), Some(stream)) = (cuda_device, interface.get_item("stream")?)
             && !stream.is_none()
         {
             wait_for_producer(operation, number, stream.extract()?)?;
@@ -264,7 +247,7 @@ impl Source {
             address,
             data_type,
             layout: layout_of(operation, shape, strides)?,
-            device,
+            cuda_device,
             is_read_only,
             _keeper: Keeper::Object { _object: object.clone().unbind() },
         })
@@ -282,8 +265,9 @@ impl Source {
         &self.layout
     }
 
-    pub(crate) fn device(&self) -> SourceDevice {
-        self.device
+    /// Number of the CUDA device; None for memory that the host accesses.
+    pub(crate) fn cuda_device(&self) -> Option<u32> {
+        self.cuda_device
     }
 
     pub(crate) fn is_read_only(&self) -> bool {
