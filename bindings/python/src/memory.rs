@@ -87,12 +87,6 @@ impl Owner for OwnMemory {
     fn buffer(&self) -> Option<Buffer> {
         Some(self.buffer.clone())
     }
-
-    /// Does nothing: the memory is the program's own, and nothing releases it while it is used, but
-    /// the program.
-    fn used_by(&self, _stream: u64) -> Result<()> {
-        Ok(())
-    }
 }
 
 /// Allocates an array of zeros that peers can map: in host memory, or on a device such as `cuda:0`.

@@ -24,6 +24,7 @@ use crate::waits::{Timeout, unless_late, wait, wait_for_work};
 const PUBLISH: &str = "publish to topic";
 const NO_METADATA: &[u8] = b"";
 const LOAN: &str = "loan memory of topic";
+const PUBLISHED: &str = "the loan was published or given back";
 
 /// Publishes messages of a topic.
 #[pyclass(frozen, name = "Publisher", module = "fabricast")]
@@ -291,7 +292,8 @@ impl PyPublisher {
         // Before the memory: a wrong type is reported at once.
         header(self.array_type.as_ref(), (data_type, &layout), &[])?;
         let loan = self.borrow(py, length, timeout)?;
-        let memory = LoanMemory::new(loan, UsingStreams::default());
+        let loan = Closable::new(PUBLISHED, loan);
+        let memory = LoanMemory { loan, streams: UsingStreams::default() };
         Ok(PyLoan {
             memory: Mutex::new(Some(Arc::new(memory))),
             data_type,
@@ -348,25 +350,15 @@ impl PyPublisher {
 /// The memory of a message that is being written.
 #[derive(Debug)]
 struct LoanMemory {
-    /// None when it is published.
-    loan: Mutex<Option<Loan>>,
+    /// Closed when it is published.
+    loan: Closable<Loan>,
     streams: UsingStreams,
-}
-
-impl LoanMemory {
-    fn new(loan: Loan, streams: UsingStreams) -> Self {
-        Self { loan: Mutex::new(Some(loan)), streams }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Loan>> {
-        lock(&self.loan)
-    }
 }
 
 /// A loan that is not published is given back when the work on the streams that write it is done.
 impl Drop for LoanMemory {
     fn drop(&mut self) {
-        let Some(loan) = self.lock().take() else { return };
+        let Some(loan) = self.loan.close() else { return };
         let Some(device) = loan.device() else { return };
         if let Some((point, stream)) = last_use(device, &self.streams) {
             drop_after(point, (loan, stream));
@@ -376,12 +368,10 @@ impl Drop for LoanMemory {
 
 impl Owner for LoanMemory {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<()> {
-        let loan = self.lock();
-        let Some(loan) = &*loan else { return Err(published("read loan")) };
-        let start = address - loan.address();
-        match loan.device().filter(|device| !is_emulated(*device)) {
+        let read = |loan: &Loan| match loan.device().filter(|device| !is_emulated(*device)) {
             Some(device) => {
                 let stream = Device::open(device)?.default_stream()?;
+                let start = address - loan.address();
                 let part = loan.slice().slice(start, into.len() as u64)?;
                 Ok(stream.download(&part, into, DEFAULT_TIMEOUT)?)
             }
@@ -391,12 +381,12 @@ impl Owner for LoanMemory {
                 unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
                 Ok(())
             }
-        }
+        };
+        self.loan.with("read loan", read)?
     }
 
-    fn used_by(&self, stream: u64) -> Result<()> {
+    fn used_by(&self, stream: u64) {
         self.streams.add(stream);
-        Ok(())
     }
 }
 
@@ -425,7 +415,7 @@ pub(crate) struct PyLoan {
 }
 
 fn published(operation: &'static str) -> Failure {
-    Failure::new("Closed", operation, "the loan was published or given back")
+    Failure::new("Closed", operation, PUBLISHED)
 }
 
 impl PyLoan {
@@ -441,8 +431,8 @@ impl PyLoan {
     fn array(&self) -> Result<Array> {
         let memory = self.memory().clone();
         let memory = memory.ok_or_else(|| published("access loan"))?;
-        let found = memory.lock().as_ref().map(|loan| (loan.address(), loan.device()));
-        let (address, device) = found.ok_or_else(|| published("access loan"))?;
+        let place = |loan: &Loan| (loan.address(), loan.device());
+        let (address, device) = memory.loan.with("access loan", place)?;
         let kind = (self.data_type, self.layout.clone());
         Ok(Array::new((address, device), kind, false, memory))
     }
@@ -457,7 +447,7 @@ impl PyLoan {
     fn publish(&self, py: Python<'_>, metadata: &[u8], timeout: Option<f64>) -> Result<PySent> {
         let timeout = Timeout::new(PUBLISH, timeout)?;
         let header = header(self.topic.as_ref(), (self.data_type, &self.layout), metadata)?;
-        let memory = {
+        let mut memory = {
             let mut held = self.memory();
             let memory = held.take().ok_or_else(|| published(PUBLISH))?;
             match Arc::try_unwrap(memory) {
@@ -470,14 +460,14 @@ impl PyLoan {
                 }
             }
         };
-        let mut loan = memory.lock().take();
+        let mut loan = memory.loan.close();
         let outcome = match &mut loan {
             Some(loan) => loan.set_metadata(&header).map_err(Failure::from),
             None => Err(published(PUBLISH)),
         };
         let outcome = outcome.and_then(|()| publish(py, &mut loan, &memory.streams, timeout));
-        if loan.is_some() {
-            *memory.lock() = loan;
+        if let Some(loan) = loan {
+            memory.loan = Closable::new(PUBLISHED, loan);
             *self.memory() = Some(Arc::new(memory));
         }
         outcome

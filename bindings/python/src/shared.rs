@@ -226,9 +226,8 @@ impl Owner for OpenedMemory {
         self.own.read(address, into)
     }
 
-    fn used_by(&self, stream: u64) -> Result<()> {
+    fn used_by(&self, stream: u64) {
         self.streams.add(stream);
-        Ok(())
     }
 }
 

@@ -2,18 +2,17 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use pubsub::{Event, MemoryLocation, Sample, Subscriber};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
-use threads::lock;
 
 use crate::array::{Array, Owner};
 use crate::closable::Closable;
 use crate::data_type::DataType;
 use crate::exclusive::Exclusive;
-use crate::failure::{Failure, Result};
+use crate::failure::Result;
 use crate::layout::Layout;
 use crate::release::leave;
 use crate::streams::UsingStreams;
@@ -61,9 +60,9 @@ impl PySubscriber {
             // A message is shorter than that.
             .unwrap_or_else(|| (DataType::UINT8, Layout::empty(), &*metadata));
         let metadata = rest.to_vec();
-        let memory =
-            SampleMemory { sample: Mutex::new(Some(sample)), streams: UsingStreams::default() };
-        let memory = Closable::new(RELEASED, Arc::new(memory));
+        let sample = Closable::new(RELEASED, sample);
+        let memory = Arc::new(SampleMemory { sample, streams: UsingStreams::default() });
+        let memory = Closable::new(RELEASED, memory);
         PySample { memory, data_type, layout, metadata }
     }
 }
@@ -169,36 +168,26 @@ impl PySubscriber {
 /// The memory of a message that was pulled. It is released with the last array and view of it.
 #[derive(Debug)]
 struct SampleMemory {
-    /// None while it is dropped.
-    sample: Mutex<Option<Sample>>,
+    /// Closed while it is dropped.
+    sample: Closable<Sample>,
     streams: UsingStreams,
-}
-
-impl SampleMemory {
-    fn with<T>(&self, call: impl FnOnce(&Sample) -> T) -> Option<T> {
-        lock(&self.sample).as_ref().map(call)
-    }
 }
 
 impl Owner for SampleMemory {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<()> {
-        match self.with(|sample| sample.read(address - sample.address(), into)) {
-            Some(read) => Ok(read?),
-            None => Err(Failure::new("Closed", "read message of topic", RELEASED)),
-        }
+        let read = |sample: &Sample| sample.read(address - sample.address(), into);
+        Ok(self.sample.with("read message of topic", read)??)
     }
 
-    fn used_by(&self, stream: u64) -> Result<()> {
+    fn used_by(&self, stream: u64) {
         self.streams.add(stream);
-        Ok(())
     }
 }
 
 impl Drop for SampleMemory {
     /// Work that reads it may not be done yet: then the stream releases it.
     fn drop(&mut self) {
-        let sample = self.sample.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(sample) = sample else { return };
+        let Some(sample) = self.sample.close() else { return };
         let MemoryLocation::Device(device) = sample.place() else { return };
         if self.streams.are_done(device).unwrap_or(true) {
             return;
@@ -226,8 +215,7 @@ pub(crate) struct PySample {
 
 impl PySample {
     fn get<T>(&self, operation: &'static str, get: impl FnOnce(&Sample) -> T) -> Result<T> {
-        let found = self.memory.get(operation)?.with(get);
-        found.ok_or_else(|| Failure::new("Closed", operation, RELEASED))
+        self.memory.get(operation)?.sample.with(operation, get)
     }
 }
 

@@ -50,7 +50,8 @@ pub(crate) trait Owner: fmt::Debug + Send + Sync {
         None
     }
     /// Work on this CUDA stream uses the memory from now on: it is kept until that work is done.
-    fn used_by(&self, stream: u64) -> Result<()>;
+    /// Nothing but the program releases memory of the program.
+    fn used_by(&self, _stream: u64) {}
 }
 
 /// An array in memory of a message or a shared buffer. NumPy, PyTorch, CuPy and JAX read
@@ -77,10 +78,6 @@ impl Owner for CopiedBytes {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<()> {
         let start = (address - self.0.as_ptr().addr() as u64) as usize;
         into.copy_from_slice(&self.0[start..start + into.len()]);
-        Ok(())
-    }
-
-    fn used_by(&self, _stream: u64) -> Result<()> {
         Ok(())
     }
 }
@@ -261,7 +258,7 @@ impl Array {
         let interface = self.interface(py, "__cuda_array_interface__", 3)?;
         // It is complete: no stream has to be waited for.
         interface.set_item("stream", py.None())?;
-        self.owner.used_by(0)?;
+        self.owner.used_by(0);
         Ok(interface)
     }
 
@@ -307,7 +304,7 @@ impl Array {
                 }
                 Some(handle) => handle as u64,
             };
-            self.owner.used_by(handle)?;
+            self.owner.used_by(handle);
         }
         dlpack::export(py, self, false, max_version)
     }
