@@ -179,10 +179,6 @@ fn peer_of(number: u32) -> PeerId {
     PeerId::from_u32(number)
 }
 
-fn notice_of(notice: NoticeParts) -> Result<Option<Notice>> {
-    Ok(notice.map(|(tag, data)| Notice::new(tag, &data)).transpose()?)
-}
-
 /// Blocks of a transfer.
 enum Parts {
     Whole,
@@ -216,7 +212,8 @@ impl PyAgent {
         (route, blocks, notice): (&PyRoute, Option<&Bound<'_, PyAny>>, NoticeParts),
         is_put: bool,
     ) -> Result<PyOperation> {
-        let (parts, notice) = (Parts::of(blocks)?, notice_of(notice)?);
+        let parts = Parts::of(blocks)?;
+        let notice = notice.map(|(tag, data)| Notice::new(tag, &data)).transpose()?;
         let token = self.agent.with(py, operation, |agent| {
             let route = &route.route;
             Ok(match (&parts, is_put) {

@@ -1,6 +1,6 @@
 //! Objects that several threads use, until one closes them.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 use threads::lock;
 
@@ -20,17 +20,13 @@ impl<T> Closable<T> {
         Self { cause, value: Mutex::new(Some(value)) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<T>> {
-        lock(&self.value)
-    }
-
     fn closed(&self, operation: &'static str) -> Failure {
         Failure::new("Closed", operation, self.cause)
     }
 
     /// Uses it for a moment, in which no other thread does.
     pub(crate) fn with<R>(&self, operation: &'static str, call: impl FnOnce(&T) -> R) -> Result<R> {
-        self.lock().as_ref().map(call).ok_or_else(|| self.closed(operation))
+        lock(&self.value).as_ref().map(call).ok_or_else(|| self.closed(operation))
     }
 
     pub(crate) fn get(&self, operation: &'static str) -> Result<T>
@@ -42,7 +38,7 @@ impl<T> Closable<T> {
 
     /// Closes it: the value, or None if it was closed before.
     pub(crate) fn close(&self) -> Option<T> {
-        self.lock().take()
+        lock(&self.value).take()
     }
 
     /// Closes it for the last use.

@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::ptr;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 use ipc::PerProcess;
 use pyo3::ffi;
@@ -15,10 +15,6 @@ use crate::array::Source;
 
 /// Sources that are not used any more.
 static UNUSED: PerProcess<Mutex<Vec<Unused>>> = PerProcess::new();
-
-fn unused() -> MutexGuard<'static, Vec<Unused>> {
-    lock(UNUSED.get())
-}
 
 struct Unused {
     _source: Source,
@@ -48,7 +44,7 @@ impl Kept {
 
 /// Drops what is not used any more. Python calls it, with its lock.
 extern "C" fn drop_unused_later(_nothing: *mut c_void) -> c_int {
-    let unused = std::mem::take(&mut *unused());
+    let unused = std::mem::take(&mut *lock(UNUSED.get()));
     // It has the lock of the interpreter already, and is told so: otherwise references would be
     // dropped later.
     Python::attach(|_| drop(unused));
@@ -63,7 +59,7 @@ pub(crate) fn drop_unused(_py: Python<'_>) {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        unused().extend(self.0.take());
+        lock(UNUSED.get()).extend(self.0.take());
         // SAFETY: any thread may call it. If Python has too many calls to make, a later one drops
         // this source, too; if it ends, the process does.
         unsafe {

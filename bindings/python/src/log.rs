@@ -45,10 +45,7 @@ impl Visit for Text {
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        let _ = match field.name() {
-            "message" => write!(self.message, "{value}"),
-            name => write!(self.fields, " {name}={value}"),
-        };
+        self.record_debug(field, &format_args!("{value}"));
     }
 }
 

@@ -105,11 +105,8 @@ pub(crate) fn allocate(
     let (Some(layout), Some(length @ 1..)) = (layout, length) else {
         return Err(Failure::invalid(ALLOCATE, cause));
     };
-    let (address, place, buffer) = match device.parse()? {
-        MemoryLocation::Host => {
-            let buffer = HostBuffer::new(length)?;
-            (buffer.address(), None, Buffer::Host(buffer))
-        }
+    let (place, buffer) = match device.parse()? {
+        MemoryLocation::Host => (None, HostBuffer::new(length)?.into()),
         MemoryLocation::Device(name) => {
             let (memory, stream) = py.detach(|| {
                 let memory = Device::open(name)?.allocate_shared(length, &[])?;
@@ -118,11 +115,11 @@ pub(crate) fn allocate(
                 Ok::<_, Failure>((memory, stream))
             })?;
             wait_for_work(py, ALLOCATE, &stream)?;
-            (memory.address(), Some(name), Buffer::Device(memory))
+            (Some(name), memory.into())
         }
     };
     let owner = Arc::new(OwnMemory::new(buffer));
-    Ok(Array::new((address, place), (data_type, layout), false, owner))
+    Ok(Array::new((owner.address, place), (data_type, layout), false, owner))
 }
 
 /// The memory of an array, which stays as long as it is used.

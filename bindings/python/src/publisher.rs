@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use gpu::{Block, CopyMethod, DEFAULT_TIMEOUT, Device, DeviceName};
 use pubsub::{Attempt, Loan, MAX_METADATA, Publisher, Sent};
@@ -46,13 +46,6 @@ pub(crate) struct PySent {
     subscribers: u32,
     /// There was no room, and the topic drops messages then.
     is_dropped: bool,
-}
-
-impl From<Sent> for PySent {
-    fn from(sent: Sent) -> Self {
-        let Sent { position, subscribers, is_dropped, .. } = sent;
-        Self { position, subscribers, is_dropped }
-    }
 }
 
 #[pymethods]
@@ -127,7 +120,8 @@ fn publish(
     if let Some(stream) = stream {
         leave(stream);
     }
-    Ok(published?.into())
+    let Sent { position, subscribers, is_dropped, .. } = published?;
+    Ok(PySent { position, subscribers, is_dropped })
 }
 
 impl PyPublisher {
@@ -149,11 +143,8 @@ fn copy(py: Python<'_>, source: &Source, loan: &mut Loan) -> Result<()> {
     if source.length() == 0 {
         return Ok(());
     }
-    if data_type.item_size().is_none() && !layout.is_contiguous() {
-        let cause =
-            format!("elements of {data_type} share bytes, and these have gaps: copy it first");
-        return Err(Failure::invalid(PUBLISH, cause));
-    }
+    // Also refuses elements that share bytes, in an array with gaps.
+    let (first, length) = source.extent(PUBLISH)?;
     match source.cuda_device() {
         None => {
             let (bytes, layout, device) = (source.host_bytes(), layout.clone(), loan.device());
@@ -173,7 +164,6 @@ fn copy(py: Python<'_>, source: &Source, loan: &mut Loan) -> Result<()> {
         }
         Some(number) => {
             let device = Device::open(DeviceName::cuda(number))?;
-            let (first, length) = source.extent(PUBLISH)?;
             let start = source.address().wrapping_add_signed(first);
             // SAFETY: of the source, which outlives the copy: it is waited for.
             let memory = unsafe { device.adopt(start, length, ()) }?;
@@ -418,18 +408,12 @@ fn published(operation: &'static str) -> Failure {
     Failure::new("Closed", operation, PUBLISHED)
 }
 
-impl PyLoan {
-    fn memory(&self) -> MutexGuard<'_, Option<Arc<LoanMemory>>> {
-        lock(&self.memory)
-    }
-}
-
 #[pymethods]
 impl PyLoan {
     /// The loan's memory, as an array to be written.
     #[getter]
     fn array(&self) -> Result<Array> {
-        let memory = self.memory().clone();
+        let memory = lock(&self.memory).clone();
         let memory = memory.ok_or_else(|| published("access loan"))?;
         let place = |loan: &Loan| (loan.address(), loan.device());
         let (address, device) = memory.loan.with("access loan", place)?;
@@ -448,7 +432,7 @@ impl PyLoan {
         let timeout = Timeout::new(PUBLISH, timeout)?;
         let header = header(self.topic.as_ref(), (self.data_type, &self.layout), metadata)?;
         let mut memory = {
-            let mut held = self.memory();
+            let mut held = lock(&self.memory);
             let memory = held.take().ok_or_else(|| published(PUBLISH))?;
             match Arc::try_unwrap(memory) {
                 Ok(memory) => memory,
@@ -468,14 +452,14 @@ impl PyLoan {
         let outcome = outcome.and_then(|()| publish(py, &mut loan, &memory.streams, timeout));
         if let Some(loan) = loan {
             memory.loan = Closable::new(PUBLISHED, loan);
-            *self.memory() = Some(Arc::new(memory));
+            *lock(&self.memory) = Some(Arc::new(memory));
         }
         outcome
     }
 
     /// Gives the memory back without publishing it, when views of its array are gone, too.
     fn discard(&self) {
-        drop(self.memory().take());
+        drop(lock(&self.memory).take());
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -492,7 +476,7 @@ impl PyLoan {
     ) -> Result<()> {
         if !kind.is_none() {
             self.discard();
-        } else if self.memory().is_some() {
+        } else if lock(&self.memory).is_some() {
             self.publish(py, NO_METADATA, Some(30.0))?;
         }
         Ok(())

@@ -21,7 +21,7 @@ use crate::memory::{OwnMemory, address_of, find};
 use crate::release::drop_after;
 use crate::streams::{UsingStreams, last_use};
 use crate::torch_allocator::find_in_pool;
-use crate::waits::{Timeout, interruptibly_or, wait_for_work};
+use crate::waits::{Timeout, interruptibly_or, wait_for_writers};
 
 const SHARE: &str = "share memory";
 const OPEN: &str = "open shared memory";
@@ -75,10 +75,6 @@ impl PyShared {
     }
 }
 
-fn directory_or_default(directory: Option<PathBuf>) -> PathBuf {
-    directory.unwrap_or_else(NodeOptions::default_directory)
-}
-
 /// What the bytes mean, with the first element at this offset of the memory.
 fn tensor_of(source: &Source, byte_offset: u64) -> Result<Tensor> {
     let (code, bits, lanes) = source.data_type().codes();
@@ -107,7 +103,7 @@ fn copied(py: Python<'_>, source: &Source) -> Result<(Buffer, Tensor)> {
             });
         }
         Some(number) => {
-            wait_for_writers(py, source)?;
+            wait_for_writers(py, SHARE, Some(number))?;
             let start = source.address().wrapping_add_signed(first);
             let device = Device::open(DeviceName::cuda(number))?;
             // SAFETY: the caller has the source, and the copy is waited for.
@@ -141,7 +137,7 @@ fn in_place(py: Python<'_>, source: Source, is_read_only: bool) -> Result<Shared
     let start = source.address().wrapping_add_signed(first);
     if let Some((buffer, offset)) = find(start, length.max(1)) {
         let tensor = tensor_of(&source, offset.wrapping_add_signed(-first))?;
-        wait_for_writers(py, &source)?;
+        wait_for_writers(py, SHARE, source.cuda_device())?;
         return shared(buffer, &tensor, is_read_only);
     }
     let Some(number) = source.cuda_device() else {
@@ -149,7 +145,7 @@ fn in_place(py: Python<'_>, source: Source, is_read_only: bool) -> Result<Shared
                      array in memory of fabricast.allocate, after a fork in the child itself";
         return Err(Failure::invalid(SHARE, cause));
     };
-    wait_for_writers(py, &source)?;
+    wait_for_writers(py, SHARE, Some(number))?;
     if let Some(memory) = find_in_pool(number, start, length)
         && !is_read_only
     {
@@ -161,13 +157,6 @@ fn in_place(py: Python<'_>, source: Source, is_read_only: bool) -> Result<Shared
     // SAFETY: the memory of the source, which is kept as long as it is used.
     let memory = unsafe { device.adopt(start, length, Kept::new(source)) }?;
     py.detach(|| shared(memory.into(), &tensor, is_read_only))
-}
-
-/// Waits for the work that writes an array: receivers read it on streams of their own.
-fn wait_for_writers(py: Python<'_>, source: &Source) -> Result<()> {
-    let Some(number) = source.cuda_device() else { return Ok(()) };
-    // The default stream waits for the stream of the producer, as DLPack demands.
-    wait_for_work(py, SHARE, &Device::open(DeviceName::cuda(number))?.default_stream()?)
 }
 
 /// Shares an array with other processes of this user on this machine, which open it by a token and
@@ -207,7 +196,7 @@ pub(crate) fn share(
         }
         false => in_place(py, source, readonly)?,
     };
-    let directory = directory_or_default(directory);
+    let directory = directory.unwrap_or_else(NodeOptions::default_directory);
     let share = py.detach(|| transfer::share(&directory, buffer))?;
     Ok(PyShared { share: Closable::new("it is not shared any more", share) })
 }
@@ -262,7 +251,7 @@ pub(crate) fn open(
         Some(MemoryLocation::Device(name)) => Some(name),
         Some(MemoryLocation::Host) | None => None,
     };
-    let directory = directory_or_default(directory);
+    let directory = directory.unwrap_or_else(NodeOptions::default_directory);
     let open = move || {
         let device = device.map(Device::open).transpose()?;
         Ok::<_, Failure>(transfer::open(&token, &directory, device.as_ref(), timeout)?)

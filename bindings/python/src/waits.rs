@@ -1,10 +1,10 @@
 //! Waits: without the lock of the interpreter, and ended by Ctrl-C.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, Sender};
-use gpu::{DEFAULT_TIMEOUT, Stream};
+use gpu::{DEFAULT_TIMEOUT, Device, DeviceName, Stream};
 use ipc::PerProcess;
 use pyo3::marker::Ungil;
 use pyo3::prelude::*;
@@ -110,6 +110,17 @@ pub(crate) fn wait_for_work(
     wait(py, operation, timeout, cause, |slice| unless_late(point.wait(slice)))
 }
 
+/// Waits for the work that writes an array of a CUDA device: the default stream waits for the stream
+/// of the producer, as DLPack demands.
+pub(crate) fn wait_for_writers(
+    py: Python<'_>,
+    operation: &'static str,
+    cuda_device: Option<u32>,
+) -> Result<()> {
+    let Some(number) = cuda_device else { return Ok(()) };
+    wait_for_work(py, operation, &Device::open(DeviceName::cuda(number))?.default_stream()?)
+}
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// Threads of earlier calls that wait for another one.
@@ -117,13 +128,9 @@ static IDLE: PerProcess<Mutex<Vec<Sender<Job>>>> = PerProcess::new();
 /// How long they wait.
 const IDLE_TIME: Duration = Duration::from_secs(5);
 
-fn idle() -> MutexGuard<'static, Vec<Sender<Job>>> {
-    lock(IDLE.get())
-}
-
 /// Runs a job in a thread that waits for one, or in a new one.
 fn run_in_thread(operation: &'static str, job: Job) -> Result<()> {
-    let waiting = idle().pop();
+    let waiting = lock(IDLE.get()).pop();
     let job = match waiting {
         Some(thread) => match thread.send(job) {
             Ok(()) => return Ok(()),
@@ -136,9 +143,9 @@ fn run_in_thread(operation: &'static str, job: Job) -> Result<()> {
         let mut next = Some(job);
         while let Some(job) = next.take() {
             job();
-            idle().push(sender.clone());
+            lock(IDLE.get()).push(sender.clone());
             next = receiver.recv_timeout(IDLE_TIME).ok().or_else(|| {
-                let mut idle = idle();
+                let mut idle = lock(IDLE.get());
                 let listed = idle.iter().position(|other| other.same_channel(&sender));
                 match listed {
                     Some(index) => {
@@ -171,9 +178,6 @@ pub(crate) fn interruptibly<T: Send + 'static, E: Into<Failure> + Send + 'static
 }
 
 /// Like [`interruptibly`], but the result of a call that goes on is abandoned in this way.
-///
-/// # Errors
-/// As for [`interruptibly`].
 pub(crate) fn interruptibly_or<T: Send + 'static, E: Into<Failure> + Send + 'static>(
     py: Python<'_>,
     operation: &'static str,

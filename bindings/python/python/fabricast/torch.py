@@ -258,13 +258,9 @@ def empty(*shape, dtype=None, device="cpu"):
     return _torch.from_dlpack(array).view(dtype)
 
 
-def _load_of_reducer(message):
-    return load(message)
-
-
 def _reduce(tensor):
     if type(tensor) in (_torch.Tensor, _torch.nn.Parameter) and _is_sent_here(tensor):
-        return _load_of_reducer, (token(tensor),)
+        return load, (token(tensor),)
     return _reductions.reduce_tensor(tensor)
 
 

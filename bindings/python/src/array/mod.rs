@@ -12,7 +12,7 @@ mod source;
 use std::fmt;
 use std::sync::Arc;
 
-use gpu::{Device, DeviceName, Implementation};
+use gpu::{DeviceName, Implementation};
 use pyo3::exceptions::{PyAttributeError, PyBufferError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
@@ -20,7 +20,7 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 use crate::data_type::DataType;
 use crate::failure::{Failure, Result};
 use crate::layout::Layout;
-use crate::waits::wait_for_work;
+use crate::waits::wait_for_writers;
 
 pub(crate) use source::{Source, gather};
 
@@ -124,14 +124,8 @@ impl Array {
         }
     }
 
-    /// Waits for the work on its device, before the elements are read.
-    fn wait_for_writers(&self, py: Python<'_>) -> Result<()> {
-        let Some(number) = self.cuda_device() else { return Ok(()) };
-        wait_for_work(py, READ, &Device::open(DeviceName::cuda(number))?.default_stream()?)
-    }
-
     fn copy(&self, py: Python<'_>) -> Result<Self> {
-        self.wait_for_writers(py)?;
+        wait_for_writers(py, READ, self.cuda_device())?;
         let mut bytes = zeroed("copy array", self.length() as u64)?.into_boxed_slice();
         py.detach(|| self.read(&mut bytes))?;
         Ok(Self {
@@ -146,12 +140,7 @@ impl Array {
     }
 
     /// What both array interfaces have in common.
-    fn interface<'py>(
-        &self,
-        py: Python<'py>,
-        name: &str,
-        version: u32,
-    ) -> PyResult<Bound<'py, PyDict>> {
+    fn interface<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyDict>> {
         let Some(type_name) = self.data_type.array_interface() else {
             let cause = format!("{} has no {name}. Use DLPack", self.data_type);
             return Err(PyAttributeError::new_err(cause));
@@ -167,7 +156,7 @@ impl Array {
             }
             _ => interface.set_item("strides", py.None())?,
         }
-        interface.set_item("version", version)?;
+        interface.set_item("version", 3)?;
         Ok(interface)
     }
 }
@@ -220,7 +209,7 @@ impl Array {
 
     /// Copies the elements to a new object of the host, in C order.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        self.wait_for_writers(py)?;
+        wait_for_writers(py, READ, self.cuda_device())?;
         PyBytes::new_with(py, self.length(), |bytes| Ok(py.detach(|| self.read(bytes))?))
     }
 
@@ -246,7 +235,7 @@ impl Array {
             let cause = format!("the memory is on {}, see __cuda_array_interface__", self.device());
             return Err(PyAttributeError::new_err(cause));
         }
-        self.interface(py, "__array_interface__", 3)
+        self.interface(py, "__array_interface__")
     }
 
     #[getter]
@@ -255,7 +244,7 @@ impl Array {
             let cause = format!("the memory is on {}, see __array_interface__", self.device());
             return Err(PyAttributeError::new_err(cause));
         }
-        let interface = self.interface(py, "__cuda_array_interface__", 3)?;
+        let interface = self.interface(py, "__cuda_array_interface__")?;
         // It is complete: no stream has to be waited for.
         interface.set_item("stream", py.None())?;
         self.owner.used_by(0);
