@@ -278,7 +278,8 @@ fn rank_for_version(
                 (Verdict::Usable, score, reasons.collect())
             }
         };
-        let (provider, fabric) = (facts.provider.clone(), facts.fabric.clone());
+        let provider = facts.provider.clone();
+        let fabric = facts.fabric.clone();
         let domain = facts.domain.clone();
         Candidate { provider, fabric, domain, verdict, score, reasons }
     };

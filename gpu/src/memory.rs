@@ -126,7 +126,8 @@ impl Memory {
         address_range: AddressRange,
         length: u64,
     ) -> Self {
-        let (address, resident) = (address_range.address(), Some(device.name()));
+        let address = address_range.address();
+        let resident = Some(device.name());
         Self::new(device, resident, address, length, Kind::AddressRange(address_range))
     }
 

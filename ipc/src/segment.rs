@@ -257,7 +257,8 @@ impl Segment {
         let file = File::from(unsafe { OwnedFd::from_raw_fd(file) });
         let sized = check_file_size(length as u64).and_then(|()| file.set_len(length as u64));
         sized.map_err(|cause| {
-            let (length, cause) = (length as u64, LimitReached::explain(cause));
+            let length = length as u64;
+            let cause = LimitReached::explain(cause);
             SegmentError::System { call: "ftruncate", length, cause }
         })?;
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;

@@ -74,7 +74,8 @@ impl TryFrom<String> for RingPath {
                 Some(text) => text.strip_suffix(" lanes")?.parse().ok()?,
                 None => usize::from(ring == "ring"),
             };
-            let (provider, is_direct) = (provider.to_owned(), direct.is_some());
+            let provider = provider.to_owned();
+            let is_direct = direct.is_some();
             (lanes > 0).then_some(Self { provider, lanes, is_direct })
         };
         parse().ok_or("not the path of a ring")

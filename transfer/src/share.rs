@@ -380,7 +380,8 @@ impl Opener {
     /// memory.
     pub fn open(&self, handle: &Handle, device: Option<&Device>) -> Result<OpenedBuffer> {
         let mut descriptors = handle.descriptors.iter();
-        let (received, pieces) = (handle.descriptors.len(), handle.metadata.pieces());
+        let received = handle.descriptors.len();
+        let pieces = handle.metadata.pieces();
         if received != pieces {
             let detail = format!("received {received} descriptors for {pieces} pieces");
             return Err(Error::new(OPEN, ErrorKind::Malformed, detail));

@@ -118,9 +118,15 @@ impl PendingRegion {
         if self.is_done_by(event)
             && let Some((handle, memory)) = self.parts.take()
         {
-            let (domain, extent, access) = (self.domain.clone(), self.extent, self.access);
-            let (handle, memory) = (Some(handle), Some(memory));
-            return Ok(MemoryRegion::new(domain, handle, extent, access, memory, self.enabled));
+            let domain = self.domain.clone();
+            return Ok(MemoryRegion::new(
+                domain,
+                Some(handle),
+                self.extent,
+                self.access,
+                Some(memory),
+                self.enabled,
+            ));
         }
         let detail = "the event belongs to another registration";
         let error = Error::new(ErrorKind::InvalidArgument, "finish registration", detail);

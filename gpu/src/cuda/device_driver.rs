@@ -161,7 +161,8 @@ impl DeviceDriver for Device {
             return Ok(PeerAccess::Same);
         }
         let functions = self.context.functions;
-        let (mut can, mut other) = (0, 0);
+        let mut can = 0;
+        let mut other = 0;
         // SAFETY: valid numbers.
         unsafe {
             let code = (functions.device_get)(&raw mut other, peer as c_int);

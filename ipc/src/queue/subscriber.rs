@@ -306,7 +306,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
 
     /// Changes "unread" to "held", if the mark is still set.
     fn claim(&self, index: u32, slot: usize, position: u64) -> bool {
-        let (unread, held) = (unread_bit(index), held_bit(index));
+        let unread = unread_bit(index);
+        let held = held_bit(index);
         if !self.change_mark(slot, unread, held) {
             return false;
         }

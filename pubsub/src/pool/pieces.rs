@@ -62,7 +62,8 @@ impl Pieces {
         if self.store(number, piece, true, true) != PieceStored::Rejected {
             return Ok(());
         }
-        let (known, mapped) = (self.all.len(), self.mapped);
+        let known = self.all.len();
+        let mapped = self.mapped;
         let detail = format!("piece {number} out of range: {known} are known and {mapped} in use");
         Err(Error::new("store piece of pool", ErrorKind::InvalidArgument, detail))
     }

@@ -147,7 +147,8 @@ impl PublisherState {
         let TopicContext { node, local: pool, .. } = &self.context;
         // Before the attempt: a request must not add a second piece to one that arrives meanwhile.
         let admitted = pool.admitted();
-        let (caller, owner) = (node.short_caller(), Owner::participant(node.me));
+        let caller = node.short_caller();
+        let owner = Owner::participant(node.me);
         match pool.control().allocate(&caller, owner, length) {
             Ok(found) => Ok(Some(found)),
             // More memory would not add blocks; and a stopped process may hold the lock.

@@ -91,7 +91,8 @@ impl Route {
         agent: [u8; 16],
         label: impl FnOnce(u32) -> String,
     ) -> Result<OperationInfo> {
-        let (inner, name) = (&self.0, operation.name());
+        let inner = &self.0;
+        let name = operation.name();
         if inner.agent != agent {
             return Err(Error::new(name, ErrorKind::Stale, "the route belongs to another agent"));
         }

@@ -212,7 +212,8 @@ impl RailIo {
         buffer: Buffer,
         rights: Option<Rights>,
     ) -> Result<MemoryRegion> {
-        let (buffer, access) = (Arc::new(buffer), registration::access(rights));
+        let buffer = Arc::new(buffer);
+        let access = registration::access(rights);
         let register = || {
             let region = registration::register(&self.domain, Arc::clone(&buffer), access)?;
             region.enable_for(&self.endpoint)?;

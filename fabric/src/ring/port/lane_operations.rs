@@ -212,7 +212,9 @@ impl Port {
         offer: &RingOffer,
         max_payload: u64,
     ) -> Result<(SenderId, RingAnswer)> {
-        let (addresses, offered, here) = (extra.len(), offer.lanes.len(), self.lanes());
+        let addresses = extra.len();
+        let offered = offer.lanes.len();
+        let here = self.lanes();
         let is_possible = addresses < here
             && offered == addresses + 1
             && (addresses == 0 || offer.notify == NotifyMode::Immediate);

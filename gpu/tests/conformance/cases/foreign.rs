@@ -78,7 +78,8 @@ pub fn foreign_pieces_outlive_their_owner(fixture: &Fixture) -> Result<(), Skip>
     let free = fixture.first.free_memory().unwrap();
     drop(owner);
     assert_eq!(fixture.first.free_memory().unwrap(), free, "its pieces are retained");
-    let (pieces, exported) = (memory.pieces().unwrap(), export_all(&memory).unwrap());
+    let pieces = memory.pieces().unwrap();
+    let exported = export_all(&memory).unwrap();
     drop(memory);
     let importer = fixture.first.importer(3 * granule).unwrap();
     for (descriptor, length) in exported {

@@ -521,7 +521,8 @@ impl Routing {
         // The source holds the only strong reference.
         let alive = Arc::new(AtomicBool::new(true));
         let source = Arc::downgrade(&alive);
-        let (context, parts) = (&self.service_context, (topic, &replicated.local_topic.local));
+        let context = &self.service_context;
+        let parts = (topic, &replicated.local_topic.local);
         let made = TopicSource::new(context, parts, &replicated.delivered, &gate, alive);
         let options = TopicOptions {
             parameters: TopicParameters {

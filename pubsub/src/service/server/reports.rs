@@ -16,7 +16,9 @@ impl Service {
             let reason = Refusal::new(ErrorKind::Failed, reason);
             return vec![Notice::Refused { request, reason }];
         }
-        let (mut notices, mut rows, mut bytes) = (Vec::new(), Vec::new(), 0);
+        let mut notices = Vec::new();
+        let mut rows = Vec::new();
+        let mut bytes = 0;
         for row in self.report() {
             let length = protocol::encode(&row).len();
             if bytes + length > PART && bytes > 0 {

@@ -76,8 +76,10 @@ impl TransferChunks {
         }
         let block = self.blocks.front_mut()?;
         let length = block.length.min(self.max_length);
-        // Exchanging the ends of a put is its own inverse.
-        let (local, remote) = self.pipeline.operation.to_and_from(block.to, block.from);
+        let (local, remote) = match self.pipeline.operation {
+            Operation::Put => (block.from, block.to),
+            Operation::Get => (block.to, block.from),
+        };
         block.from += length;
         block.to += length;
         block.length -= length;

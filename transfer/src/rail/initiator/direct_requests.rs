@@ -220,7 +220,8 @@ impl InitiatorRole {
         if let Some(PendingDirect { link, session, run: Some(run), .. }) =
             self.direct.pending.get(&request)
         {
-            let (of, probe) = ((*link, *session), run.probe);
+            let of = (*link, *session);
+            let probe = run.probe;
             self.send(io, of, &Message::ProbeAbandoned { probe });
         }
         let (cause, is_final) = match finding {
@@ -313,7 +314,8 @@ impl InitiatorRole {
             return Ok(());
         };
         run.step += 1;
-        let (probe, step) = (run.probe, run.step as u32);
+        let probe = run.probe;
+        let step = run.step as u32;
         let (phase, message) = match steps().get(run.step) {
             None => (Phase::AwaitingGrant, Message::ProbePassed { probe }),
             Some(next) if next.operation() == Operation::Get => {
@@ -488,7 +490,8 @@ fn late_text(run: Option<&Run>) -> String {
     let Some(run) = run else { return "the peer did not answer in time".to_owned() };
     match (&run.phase, steps().get(run.step)) {
         (Phase::Moving { .. }, Some(step)) => {
-            let (verb, size) = (verb(step.operation()), size_text(step.length()));
+            let verb = verb(step.operation());
+            let size = size_text(step.length());
             format!("{verb} {size} did not complete in time")
         }
         (Phase::Filling | Phase::Looking(_), _) => {
