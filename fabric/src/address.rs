@@ -24,6 +24,7 @@ use crate::{Domain, Error, ErrorKind, Result};
 pub struct Address(pub Vec<u8>);
 
 impl Address {
+    /// In readable form, for messages.
     pub(crate) fn display(&self, domain: &Domain) -> String {
         let format = domain.capabilities().address_format;
         format_address_bytes(format, self.0.as_ptr(), self.0.len())
@@ -87,6 +88,7 @@ struct VectorInner {
 /// State for removals.
 #[derive(Debug, Default)]
 struct Changes {
+    /// The hazard pointer of each endpoint.
     hazards: Vec<Arc<HazardPointer>>,
     /// Removed peers that are already refused, while an earlier post may still use the
     /// provider's number.
@@ -188,7 +190,46 @@ impl AddressVector {
     /// # Errors
     /// `InvalidArgument` for an address of a wrong length; the provider's error.
     pub fn insert(&self, address: &Address) -> Result<Peer> {
-        let operation = "fi_av_insert";
+        self.check_length(address)?;
+        let inserted = self.insert_packed(std::slice::from_ref(address))?;
+        Ok(inserted[0])
+    }
+
+    /// Adds many peers by their addresses, as [`insert`](Self::insert) each, with few calls of the
+    /// provider.
+    ///
+    /// ```
+    /// use fabric::*;
+    /// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+    /// let domain = Domain::open(&offer)?;
+    /// let addresses = AddressVector::open(&domain)?;
+    /// let mut queue = CompletionQueue::open(&domain)?;
+    /// let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
+    /// let ranks = vec![endpoint.address()?; 3];
+    /// let peers = addresses.insert_all(&ranks)?;
+    /// assert_eq!(peers.len(), 3);
+    /// # Ok::<(), fabric::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`insert`](Self::insert), with the index of the address. Those before it may have been
+    /// added.
+    pub fn insert_all(&self, addresses: &[Address]) -> Result<Vec<Peer>> {
+        addresses.iter().try_for_each(|address| self.check_length(address))?;
+        let format = self.0.domain.capabilities().address_format;
+        let are_packed = |one: &Address, other: &Address| {
+            has_exact_length(format, one) && has_exact_length(format, other)
+        };
+        let mut peers = Vec::with_capacity(addresses.len());
+        for packed in addresses.chunk_by(are_packed) {
+            peers.extend(self.insert_packed(packed)?);
+        }
+        Ok(peers)
+    }
+
+    /// Providers read as many bytes as their format has: a short address from a peer must not make
+    /// them read beyond it.
+    fn check_length(&self, address: &Address) -> Result<()> {
         let format = self.0.domain.capabilities().address_format;
         let least = min_address_length(format);
         let terminated = format != sys::FI_ADDR_STR || address.0.contains(&0);
@@ -196,32 +237,53 @@ impl AddressVector {
             let length = address.0.len();
             let detail =
                 format!("the address has {length} bytes, its format needs at least {least}");
-            return Err(self.0.domain.error(ErrorKind::InvalidArgument, operation, detail));
+            return Err(self.0.domain.error(ErrorKind::InvalidArgument, "fi_av_insert", detail));
         }
+        Ok(())
+    }
+
+    /// Adds one address, or several that have exactly the length of their format.
+    fn insert_packed(&self, addresses: &[Address]) -> Result<Vec<Peer>> {
+        let operation = "fi_av_insert";
+        let mut bytes = Vec::with_capacity(addresses.iter().map(|one| one.0.len()).sum());
+        addresses.iter().for_each(|address| bytes.extend(&address.0));
         // Some formats are unions of several lengths: the provider must not read past the end.
-        let mut bytes = address.0.clone();
         bytes.resize(bytes.len() + 256, 0);
         let mut changes = lock(&self.0.changes);
         self.finish_removals(&mut changes, None);
-        let mut raw = sys::FI_ADDR_UNSPEC;
-        // SAFETY: behind the address are as many bytes as any address format has; `raw` receives the
-        // number of the one peer.
+        let mut numbers = vec![sys::FI_ADDR_UNSPEC; addresses.len()];
+        // SAFETY: the addresses follow each other as the provider reads them; behind the last are as
+        // many bytes as any address format has. There is a number for each.
         let inserted = unsafe {
             let (vector, bytes) = (self.0.handle.as_ptr(), bytes.as_ptr().cast());
-            sys::fi_av_insert(vector, bytes, 1, &mut raw, 0, ptr::null_mut())
+            sys::fi_av_insert(
+                vector,
+                bytes,
+                addresses.len(),
+                numbers.as_mut_ptr(),
+                0,
+                ptr::null_mut(),
+            )
         };
         self.0.domain.check(operation, inserted)?;
-        if raw == sys::FI_ADDR_UNSPEC || inserted < 1 {
-            let detail = "the provider does not accept this address";
-            return Err(self.0.domain.error(ErrorKind::InvalidArgument, operation, detail));
+        let mut peers = Vec::with_capacity(addresses.len());
+        for (index, raw) in numbers.into_iter().enumerate() {
+            if raw == sys::FI_ADDR_UNSPEC || inserted < 1 {
+                let detail = match addresses.len() {
+                    1 => "the provider does not accept this address".to_owned(),
+                    count => format!("the provider does not accept address {index} of {count}"),
+                };
+                return Err(self.0.domain.error(ErrorKind::InvalidArgument, operation, detail));
+            }
+            for pending in changes.pending_removals.iter_mut().filter(|one| one.raw == raw) {
+                pending.was_reinserted = true;
+            }
+            let index = self.0.peers.push(raw).ok_or_else(|| {
+                Error::new(ErrorKind::ResourceExhausted, operation, "more than 67 million peers")
+            })?;
+            peers.push(Peer { index, vector: self.0.number });
         }
-        for pending in changes.pending_removals.iter_mut().filter(|one| one.raw == raw) {
-            pending.was_reinserted = true;
-        }
-        let index = self.0.peers.push(raw).ok_or_else(|| {
-            Error::new(ErrorKind::ResourceExhausted, operation, "more than 67 million peers")
-        })?;
-        Ok(Peer { index, vector: self.0.number })
+        Ok(peers)
     }
 
     /// Removes a peer: it is refused from then on (`Closed`). Operations in flight to it may
@@ -395,9 +457,75 @@ fn min_address_length(format: u32) -> usize {
     }
 }
 
+/// Does an address end where the provider expects the next one?
+fn has_exact_length(format: u32, address: &Address) -> bool {
+    let Address(bytes) = address;
+    match format {
+        sys::FI_SOCKADDR_IN | sys::FI_SOCKADDR_IN6 | sys::FI_SOCKADDR_IB => {
+            bytes.len() == min_address_length(format)
+        }
+        sys::FI_ADDR_STR => bytes.iter().position(|byte| *byte == 0) == Some(bytes.len() - 1),
+        // The length of other formats is not known.
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use crate::{CompletionQueue, Endpoint, EndpointKind, Query};
+
     use super::*;
+
+    /// The addresses of as many ranks as a large job has.
+    #[test]
+    fn thousands_of_addresses_are_inserted_together() {
+        let query = Query::new(EndpointKind::Rdm).source("127.0.0.1");
+        let offers = query.offers().unwrap();
+        let formats = [sys::FI_SOCKADDR_IN, sys::FI_ADDR_STR];
+        let mut tested = 0;
+        for format in formats {
+            let is_wanted = |offer: &&crate::Offer| {
+                let capabilities = offer.capabilities();
+                capabilities.address_format == format && capabilities.provider != "sockets"
+            };
+            let Some(offer) = offers.iter().find(is_wanted) else { continue };
+            let domain = Domain::open(offer).unwrap();
+            let addresses = AddressVector::open(&domain).unwrap();
+            let mut queue = CompletionQueue::open(&domain).unwrap();
+            let endpoint =
+                Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open().unwrap();
+            let own = endpoint.address().unwrap();
+            let count: u16 = if format == sys::FI_ADDR_STR { 64 } else { 4096 };
+            let address = |number: u16| {
+                let mut bytes = own.0.clone();
+                match format {
+                    // The port.
+                    sys::FI_SOCKADDR_IN => {
+                        bytes[2..4].copy_from_slice(&(number + 1024).to_be_bytes())
+                    }
+                    _ => bytes = format!("fi_shm://{number}\0").into_bytes(),
+                }
+                Address(bytes)
+            };
+            let all: Vec<_> = (0..count).map(address).collect();
+            let peers = addresses.insert_all(&all).unwrap();
+            for (peer, address) in peers.iter().zip(&all).step_by(61) {
+                if format == sys::FI_SOCKADDR_IN {
+                    let found = addresses.lookup(*peer).unwrap();
+                    assert_eq!(found.0[..8], address.0[..8], "{}", offer.capabilities().provider);
+                }
+                assert_eq!(addresses.insert(address).unwrap(), *peer);
+            }
+            // An address that is longer than its format is not followed by the next one.
+            let mut long = all[1].clone();
+            long.0.push(0);
+            let mixed = [all[0].clone(), long, all[2].clone()];
+            assert_eq!(addresses.insert_all(&mixed).unwrap(), peers[..3]);
+            assert!(addresses.insert_all(&[all[0].clone(), Address(vec![1])]).is_err());
+            tested += 1;
+        }
+        assert!(tested > 0);
+    }
 
     #[test]
     fn growing_the_peer_table_keeps_its_entries() {
