@@ -43,10 +43,16 @@ pub struct SenderStatistics {
     pub bytes: u64,
     /// Chunks of these messages.
     pub chunks: u64,
+    /// Bytes skipped at the end of the ring.
+    pub skipped: u64,
     /// Credits received.
     pub credits: u64,
+    /// Times without credit for the next chunk.
+    pub blocked: u64,
     /// Time without credit.
     pub blocked_for: Duration,
+    /// Times without room in the provider for the next chunk.
+    pub busy: u64,
 }
 
 /// Writes messages into a peer's ring.
@@ -192,6 +198,7 @@ impl RingSender {
         };
         let posted = self.chunk_poster.post(io, &chunk, body, inline)?;
         if posted == Posted::Full {
+            self.statistics.busy += 1;
             return Ok(Pushed::Busy);
         }
         self.committed(message, &chunk);
@@ -242,6 +249,7 @@ impl RingSender {
         self.writer.commit(message, chunk);
         self.statistics.chunks += 1;
         self.statistics.bytes += u64::from(chunk.header.payload);
+        self.statistics.skipped += chunk.skipped;
         self.statistics.messages += u64::from(message.is_written());
         self.end_block();
     }
@@ -260,7 +268,10 @@ impl RingSender {
 
     #[cold]
     fn begin_block(&mut self) {
-        self.blocked_since.get_or_insert_with(Instant::now);
+        if self.blocked_since.is_none() {
+            self.blocked_since = Some(Instant::now());
+            self.statistics.blocked += 1;
+        }
     }
 
     #[inline]

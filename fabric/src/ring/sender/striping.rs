@@ -34,6 +34,7 @@ impl RingSender {
         };
         let body = body.map(|(region, from)| (region.clone(), from));
         if !lanes.write(lane, self.chunk_poster.instance(), (chunk, inline), body) {
+            self.statistics.busy += 1;
             return Ok(Pushed::Busy);
         }
         self.committed(message, &chunk);
