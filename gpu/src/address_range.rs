@@ -165,6 +165,7 @@ impl AddressRange {
         Ok((piece.physical.export()?, piece.length))
     }
 
+    /// The device of the pieces, if there are any.
     pub(crate) fn resident(&self) -> Option<DeviceName> {
         let number = lock(&self.pieces).resident?;
         Some(DeviceName { number, ..self.device.name() })

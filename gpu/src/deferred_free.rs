@@ -79,7 +79,10 @@ impl DeferredFrees {
             DeferredFree::Plain { length, is_private, .. } => *is_private && *length == wanted,
             _ => false,
         });
-        if let DeferredFree::Plain { address, .. } = taken? { Some(address) } else { None }
+        match taken? {
+            DeferredFree::Plain { address, .. } => Some(address),
+            _ => None,
+        }
     }
 
     /// Takes the registration of exactly this host range, if it is still deferred. Returns its

@@ -57,7 +57,7 @@ impl LinkBytes {
 pub struct LinkCounters {
     name: DeviceName,
     library: &'static Nvml,
-    /// The library's handle: opaque, and usable from any thread.
+    /// The library's handle, which any thread may use; as a number, so that this can be sent to one.
     handle: usize,
 }
 

@@ -35,14 +35,14 @@ fn sharing<T>(call: impl FnOnce() -> Option<T>) -> Option<T> {
 ///
 /// # Safety
 /// `out` is null, or the caller's place for a value.
-unsafe fn answer<T>(out: *mut T, value: Option<T>, original: impl FnOnce() -> Code) -> Code {
+unsafe fn answer<T>(out: *mut T, value: Option<T>, call_original: impl FnOnce() -> Code) -> Code {
     match value {
         Some(value) if !out.is_null() => {
             // SAFETY: the caller's promise.
             unsafe { *out = value };
             SUCCESS
         }
-        _ => original(),
+        _ => call_original(),
     }
 }
 
@@ -85,8 +85,8 @@ pub unsafe extern "C" fn cudaMallocAsync(
     let allocated = sharing(|| blocks::allocate_async(length, address_of(stream)));
     // SAFETY: the caller's place for a pointer, or the original's.
     unsafe {
-        let original = || original::cudaMallocAsync(out, length, stream);
-        answer(out, allocated.map(pointer_to), original)
+        let call_original = || original::cudaMallocAsync(out, length, stream);
+        answer(out, allocated.map(pointer_to), call_original)
     }
 }
 

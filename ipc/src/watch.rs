@@ -147,7 +147,8 @@ impl DoorbellWatcher {
     /// Calls this listener after each ring from now on, until the returned object is dropped.
     ///
     /// # Errors
-    /// The system's error, for example that no more threads can be created.
+    /// `Unsupported` for words that the kernel cannot sleep on; the system's error, for example that
+    /// no more threads can be created.
     pub fn listen<W>(
         &self,
         doorbell: Doorbell<W>,
@@ -156,6 +157,10 @@ impl DoorbellWatcher {
     where
         W: Words + Debug + Send + Sync + 'static,
     {
+        if doorbell.word().is_none() {
+            let detail = "the kernel cannot sleep on these words";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, detail));
+        }
         let seen = doorbell.count();
         let mut registration =
             Registration { number: 0, doorbell: Arc::new(doorbell), seen, listener };

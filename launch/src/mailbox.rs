@@ -162,6 +162,7 @@ impl Mailbox {
         self.arrived.remove(&(from, id))
     }
 
+    /// Has a rank sent a message of another collective with the number of this one?
     pub(crate) fn has_contradiction(&self, from: u32, id: MessageId) -> bool {
         self.arrived.keys().any(|(rank, other)| *rank == from && other.contradicts(id))
     }

@@ -50,6 +50,7 @@ impl Failure {
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
+        // In the order of their tags, see `encode`.
         let by_tag: [fn(u32) -> Self; 5] =
             [Self::Missing, Self::Ended, Self::Malformed, Self::Refused, Self::Unreachable];
         let (tag, rank) = bytes.split_first()?;

@@ -72,7 +72,8 @@ impl TryFrom<String> for RingPath {
             let (ring, provider) = direct.unwrap_or(&text).split_once(" over ")?;
             let lanes = match ring.strip_prefix("ring of ") {
                 Some(text) => text.strip_suffix(" lanes")?.parse().ok()?,
-                None => usize::from(ring == "ring"),
+                None if ring == "ring" => 1,
+                None => return None,
             };
             let provider = provider.to_owned();
             let is_direct = direct.is_some();

@@ -227,6 +227,7 @@ impl Reserve {
         Self { blocks, bytes: Self::bytes_of(blocks, largest) }
     }
 
+    /// Maximum size of this many messages.
     pub(crate) fn bytes_of(messages: u64, largest: u64) -> u64 {
         let each = largest.checked_next_multiple_of(Self::UNIT).unwrap_or(u64::MAX);
         messages.saturating_mul(each)
@@ -349,6 +350,7 @@ impl SharedSettings {
         self.described("")
     }
 
+    /// With this text of the settings that may differ between nodes.
     fn described(&self, within_node: &str) -> String {
         let (depth, largest) =
             (counted(self.depth.into(), "message"), counted(self.largest, "byte"));

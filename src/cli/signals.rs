@@ -21,6 +21,7 @@ pub(crate) struct Signals {
     signal_fd: SignalFd,
     caught: SigSet,
     is_termination_requested: Cell<bool>,
+    /// Number of SIGHUP so far.
     hangups: Cell<u64>,
     /// Time of the next check by [`Self::termination_requested_throttled`].
     next: Cell<Instant>,

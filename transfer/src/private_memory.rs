@@ -45,6 +45,7 @@ impl PrivateMemory {
         self.length
     }
 
+    /// The vector, if it was made of one.
     pub(crate) fn into_vec(self) -> Result<Vec<u8>, Self> {
         let Some(capacity) = self.capacity else { return Err(self) };
         let this = ManuallyDrop::new(self);

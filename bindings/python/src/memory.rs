@@ -72,6 +72,10 @@ pub(crate) fn find(address: u64, length: u64) -> Option<(Buffer, u64)> {
 }
 
 impl Owner for OwnMemory {
+    /// Does nothing: the memory is the program's own, and nothing releases it while it is used, but
+    /// the program.
+    fn used_by(&self, _stream: u64) {}
+
     fn read(&self, address: u64, into: &mut [u8]) -> Result<()> {
         let offset = address - self.address;
         match &self.buffer {

@@ -329,6 +329,8 @@ impl Endpoint {
         Err(removal_error.unwrap_or_else(|| self.post_error(operation, peer, code, timeout)))
     }
 
+    /// The provider's queue is full, or a connection is being set up: makes progress, with
+    /// growing pauses, and retries until the timeout.
     #[cold]
     fn retry_until_timeout(
         queue: &mut CompletionQueue,

@@ -195,6 +195,7 @@ impl RemoteSlice {
         (self.address, self.key)
     }
 
+    /// To be kept until an operation that uses the slice is done.
     #[inline]
     pub(crate) fn mapped_key(&self) -> Option<&Arc<MappedKey>> {
         self.mapped_key.as_ref()

@@ -1,5 +1,9 @@
 //! The results that a completion queue reports.
 //!
+//! Results name operations in two ways: by [`OperationId`], which this library assigns and does not
+//! repeat while the operation is known, and by the caller's token, which is returned unchanged and
+//! may repeat.
+//!
 //! ```
 //! use fabric::{Completion, CompletionKind, Outcome};
 //!

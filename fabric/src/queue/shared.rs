@@ -61,6 +61,7 @@ impl Member {
         let _ = self.connected_to.set(name);
     }
 
+    /// Called before the endpoint is closed.
     pub(crate) fn begin_close(&self) {
         *lock(&self.endpoint) = None;
     }

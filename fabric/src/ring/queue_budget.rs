@@ -106,6 +106,7 @@ impl QueueBudget {
         }
     }
 
+    /// Is a quota free, or none needed?
     pub(super) fn has_free_quota(&self) -> bool {
         self.0.as_ref().is_none_or(|quotas| quotas.left.load(Ordering::Relaxed) > 0)
     }

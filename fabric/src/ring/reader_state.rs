@@ -111,6 +111,7 @@ pub struct ReaderState {
     lengths: Box<[u32]>,
     /// Chunks taken, from the first unreleased one: where each ends, and whether it was released.
     taken: VecDeque<(u64, bool)>,
+    /// A notice arrived before the header of its chunk.
     awaits_header: bool,
     max_chunks: u64,
     /// Number of chunks in total, once the writer has sent the end notice.

@@ -372,15 +372,16 @@ impl PinnedBlock {
         let operation = "allocate host memory";
         let functions = context.make_current(operation)?;
         let spare = lock(&context.spare_blocks).extract_if(.., |spare| spare.0 == length).next();
-        let address = spare.map(|(_, address)| address).map_or_else(
-            || {
+        let address = match spare {
+            Some((_, address)) => address,
+            None => {
                 let mut out = ptr::null_mut();
                 // SAFETY: space for an address.
                 let code = unsafe { (functions.host_allocate)(&raw mut out, length, PORTABLE) };
-                context.check(operation, code).map(|()| out.expose_provenance() as u64)
-            },
-            Ok,
-        )?;
+                context.check(operation, code)?;
+                out.expose_provenance() as u64
+            }
+        };
         Ok(Self { context: Arc::clone(context), address, length })
     }
 }

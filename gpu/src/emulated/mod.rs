@@ -81,7 +81,7 @@ impl State {
     }
 
     /// An error if the fault is switched on.
-    fn check(&self, fault: Fault, operation: &'static str, refused: &str) -> Result<()> {
+    fn check_fault(&self, fault: Fault, operation: &'static str, refused: &str) -> Result<()> {
         if self.faults.has(fault) {
             let detail = format!("injected fault: {refused} are refused");
             return Err(Error::new(operation, ErrorKind::Other, detail));
@@ -245,7 +245,7 @@ impl DeviceDriver for Device {
     }
 
     fn flush_remote_writes(&self) -> Result<()> {
-        self.state().check(Fault::Flushes, "flush remote writes", "flushes")?;
+        self.state().check_fault(Fault::Flushes, "flush remote writes", "flushes")?;
         self.state().flushes.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -298,7 +298,7 @@ impl DeviceDriver for Device {
     }
 
     fn is_event_done(&self, event: &dyn EventDriver) -> Result<bool> {
-        self.state().check(Fault::Points, "query event", "event queries")?;
+        self.state().check_fault(Fault::Points, "query event", "event queries")?;
         event.is_done()
     }
 }

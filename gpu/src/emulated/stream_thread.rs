@@ -132,7 +132,7 @@ impl StreamDriver for Stream {
     }
 
     unsafe fn write_word(&self, to: u64, value: u32) -> Result<()> {
-        self.work_queue.state.check(Fault::Words, "write word", "writes of words")?;
+        self.work_queue.state.check_fault(Fault::Words, "write word", "writes of words")?;
         self.push(Operation::WriteWord { to, value })
     }
 
@@ -142,7 +142,7 @@ impl StreamDriver for Stream {
 
     fn record(&self, event: &dyn EventDriver) -> Result<()> {
         let event: &Event = driver::downcast("record event", event)?;
-        self.work_queue.state.check(Fault::Records, "record event", "event records")?;
+        self.work_queue.state.check_fault(Fault::Records, "record event", "event records")?;
         let point = event.0.recorded.fetch_add(1, Ordering::AcqRel) + 1;
         self.push(Operation::Record { event: event.clone(), point })
     }

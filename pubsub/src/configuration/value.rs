@@ -88,6 +88,7 @@ pub(super) fn service(text: &str) -> Read<ServiceMode> {
     }
 }
 
+/// A number from 1 to a maximum.
 pub(super) fn count(text: &str, most: u32) -> Read<u32> {
     // `parse` accepts "+5".
     let number = text.parse().ok().filter(|_| !text.starts_with('+'));

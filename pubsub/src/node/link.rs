@@ -110,16 +110,18 @@ pub(super) fn run(shared: &MembershipState, mut link: Link) {
     let mut sent = SentRequests::default();
     let mut descriptor_backoff = DescriptorBackoff::new(Instant::now());
     loop {
-        let next = run_once(shared, &link, &mut sent);
-        match next {
+        match run_once(shared, &link, &mut sent) {
             Next::Continue => continue,
             Next::Ended => return,
-            Next::Lost | Next::Refused | Next::OutOfDescriptors => drop(link),
-        }
-        match next {
-            Next::Refused => std::thread::sleep(RETRY_PAUSE),
-            Next::OutOfDescriptors => pause(shared, descriptor_backoff.next(Instant::now())),
-            _ => {}
+            Next::Lost => drop(link),
+            Next::Refused => {
+                drop(link);
+                std::thread::sleep(RETRY_PAUSE);
+            }
+            Next::OutOfDescriptors => {
+                drop(link);
+                pause(shared, descriptor_backoff.next(Instant::now()));
+            }
         }
         link = match rejoin(shared) {
             Ok(Some(back)) => back,

@@ -243,7 +243,7 @@ fn process_without_descriptors_rejoins_with_growing_pauses() {
 }
 
 #[test]
-fn call_within_ends_at_its_timeout() {
+fn call_ends_at_its_timeout() {
     let directory = directory("timeout");
     let shared = member(&directory);
     let start = Instant::now();

@@ -277,10 +277,13 @@ impl MembershipState {
 
     pub(super) fn on_piece(&self, id: PoolId, number: usize, piece: Piece) {
         let pool = lock(&self.state).pools.get(&id).cloned();
-        let adopted = pool.map_or(Ok(()), |pool| pool.adopt_piece(number, piece));
+        let adopted = pool.as_ref().map_or(Ok(()), |pool| pool.adopt_piece(number, piece));
+        if let Err(error) = &adopted {
+            tracing::error!(%error, "a piece of a pool is unusable");
+        }
+        // Unlocked before the last handle of the pool may be dropped.
         let mut state = lock(&self.state);
         if let Err(error) = adopted {
-            tracing::error!(%error, "a piece of a pool is unusable");
             state.pools.remove(&id);
             state.unusable_pools.insert(id, error.to_string());
         }

@@ -283,8 +283,7 @@ impl Node {
         self.membership.shared.options.service_timeout
     }
 
-    /// Like [`open`](Self::open), with a timeout of its own for the answer, or creates it with
-    /// these settings.
+    /// Opens a topic, or creates it if settings are given; with a timeout of its own for the answer.
     pub(crate) fn open_topic(
         &self,
         name: &str,

@@ -13,6 +13,7 @@ pub(crate) enum CloseReason {
     /// The connection broke, or was closed without a goodbye; with the cause.
     Broken(String),
     Malformed(String),
+    /// The peer uses this other version of the protocol.
     VersionMismatch(u16),
     /// The peer closed it.
     Refused {
@@ -26,17 +27,21 @@ pub(crate) enum CloseReason {
 pub(crate) enum GoodbyeReason {
     /// The service ends in order.
     Leaving,
+    /// The two nodes have another connection.
     Duplicate,
     /// Another connection replaced this one, which the peer had lost.
     Replaced,
+    /// A later service of the same node replaced this one.
     Superseded,
     SelfConnection,
+    /// Both have the same node id, and are not the same service.
     IdentityConflict,
     HandshakeTimeout,
     TooManyConnections,
     SendQueueFull,
     Malformed,
     HeartbeatTimeout,
+    /// The node has a live session with another service of the same node id.
     SessionExists,
 }
 

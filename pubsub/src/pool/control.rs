@@ -147,6 +147,7 @@ impl<W: Words + Clone> PoolControl<W> {
         (self.words.load(ADMITTED, Acquire) as usize).min(MAX_PIECES)
     }
 
+    /// Total length of the first pieces.
     fn length_of(&self, pieces: usize) -> u64 {
         let lengths = (0..pieces).map(|at| self.words.load(LENGTHS + at, Acquire));
         lengths.fold(0, u64::saturating_add)

@@ -68,6 +68,8 @@ impl Pieces {
         Err(Error::new("store piece of pool", ErrorKind::InvalidArgument, detail))
     }
 
+    /// Stores a piece behind the last one, or in place of those from its number on that are not
+    /// mapped.
     fn store(
         &mut self,
         number: usize,

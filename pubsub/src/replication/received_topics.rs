@@ -184,6 +184,7 @@ impl ReceivedTopics {
         }
     }
 
+    /// Returns true if a subscriber of this node blocks messages of other nodes.
     pub(super) fn has_waiters(&self, number: u32) -> bool {
         let mut received = self.received.range(of_topic(number)).map(|(_, received)| received);
         received.any(|it| it.room_wait.is_waiting(it.topic.refusal_window()))

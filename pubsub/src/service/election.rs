@@ -173,6 +173,7 @@ fn is_own(held: &BTreeMap<FileId, ForkGeneration>, directory: &Path, name: &str)
     holder.is_some_and(|holder| holder.is_current())
 }
 
+/// A lock of a whole file.
 fn whole(kind: i32) -> libc::flock {
     libc::flock {
         l_type: kind as i16,

@@ -30,6 +30,7 @@ struct TopicEntry {
     users: BTreeSet<Participant>,
     /// The process that it was created for, if this service created it.
     creator: Option<String>,
+    /// True if the topic has publishers on this node.
     publishes: bool,
     subscribes: bool,
 }

@@ -12,6 +12,7 @@ use ipc::Words;
 use crate::pool::SampleInfo;
 use crate::topic::{PUBLISHER_SLOTS, Published, RemoteLastSequence};
 
+/// A publisher, and the number of its next message.
 #[derive(Debug, Clone, Copy, Default)]
 struct PublisherProgress {
     publisher: u64,

@@ -40,6 +40,7 @@ pub(super) const LOST: usize = 40;
 pub(super) const EVICTIONS: usize = 42;
 pub(super) const LOSSES_SENT: usize = 43;
 pub(super) const LOANS: usize = 44;
+/// How often publishers of this node found no room, and dropped a message.
 pub(super) const DROPS: usize = 45;
 /// Length of the type name, 0 without one, and the name.
 pub(super) const TYPE_LENGTH: usize = 46;

@@ -37,6 +37,7 @@ const FREE: u64 = 0;
 const FIRST: u64 = 1;
 /// Above these bits: the count of uses of all slots at the last use of this slot.
 const COPY_BITS: u32 = 2;
+/// No message.
 const NONE: u64 = u64::MAX;
 /// Without subscribers there is no position, but the message counts as delivered.
 const NO_POSITION: u64 = u64::MAX;
@@ -154,6 +155,7 @@ impl<'a, W: Words> Origin<'a, W> {
         uses << COPY_BITS | (FIRST + copy as u64)
     }
 
+    /// The valid copy.
     fn current(&self) -> usize {
         usize::from(self.state() & ((1 << COPY_BITS) - 1) != FIRST)
     }

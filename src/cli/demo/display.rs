@@ -86,6 +86,7 @@ pub(super) fn totals(readers: &[SubscriberRow]) -> [u64; 4] {
 }
 
 impl SubscriberRow {
+    /// Bytes per second in the last window.
     fn bytes_per_s(&self) -> f64 {
         self.rate * self.message_bytes as f64
     }

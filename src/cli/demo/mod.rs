@@ -98,10 +98,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 #[derive(Debug, Clone, Copy)]
 struct DemoTopic {
     name: &'static str,
+    /// Bytes of a message.
     size: u64,
     /// Messages per second on two cores, which have to verify all that is read.
     rate: f64,
     depth: u32,
+    /// The node that publishes it.
     from: usize,
     /// Number of subscribers at each node.
     readers: [u32; 2],
@@ -205,6 +207,7 @@ struct Demonstration<'a> {
     rows: Vec<(usize, Row)>,
 }
 
+/// Has every subscriber read all messages?
 fn has_all(members: &[DemoProcess]) -> bool {
     let published = |topic: usize| {
         let publisher = members.iter().find(|member| member.part == Role::Publish(topic));

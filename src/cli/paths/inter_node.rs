@@ -170,6 +170,7 @@ pub(crate) fn given_up(rows: &[Row], name_of_topic: &str) -> Vec<String> {
     names.collect()
 }
 
+/// The names in brackets; empty without names.
 pub(crate) fn bracketed_names(names: &[String]) -> String {
     let names: Vec<_> = names.iter().map(|name| format!("\"{}\"", name.escape_debug())).collect();
     if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) }
@@ -221,6 +222,7 @@ pub(crate) fn incompatibility(rows: &[Row], row: &Row) -> Option<String> {
     Some(format!("{direction}: {which}; this node: {local}; other node: {remote}. {advice}"))
 }
 
+/// How long each stage takes, per message.
 fn stage_times(stages: &[(String, u64)], messages: u64) -> String {
     let each = |(stage, nanoseconds): &(String, u64)| {
         let microseconds = *nanoseconds as f64 / 1000.0 / messages.max(1) as f64;

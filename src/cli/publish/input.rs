@@ -97,6 +97,7 @@ impl Message {
 }
 
 impl LengthLimit<'_> {
+    /// The longest message that is read into memory.
     fn maximum(&self) -> u64 {
         self.largest.unwrap_or(DEFAULT_MAX_LENGTH)
     }

@@ -157,6 +157,7 @@ fn input<'a>(
     signals: &'a Signals,
 ) -> Result<Input<'a>> {
     if arguments.pattern {
+        // Unique with high probability.
         let run = getrandom::u64();
         let run =
             run.map_err(|error| Failure::failed(format!("generate a run number failed: {error}")))?;

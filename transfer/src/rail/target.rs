@@ -481,8 +481,8 @@ impl TargetRole {
             Buffer::Host(memory) => {
                 let (to, from) = operation.to_and_from(at, chunk.offset);
                 let block = Block { to, from, length: chunk.length };
-                let (to, from) = operation.to_and_from(buffer, memory);
-                to.copy_rows(from, &block.into(), CacheUse::Normal)?;
+                let (target, source) = operation.to_and_from(buffer, memory);
+                target.copy_rows(source, &block.into(), CacheUse::Normal)?;
                 let done = Message::Done { number: chunk.number, refusal: None };
                 io.send_message(&mut initiator.session, &done);
             }

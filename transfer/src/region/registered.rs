@@ -72,16 +72,16 @@ impl Buffer {
     /// The descriptor without ticket, rights and fabric keys.
     pub(crate) fn describe(&self, agent: [u8; 16]) -> Result<RegionDescriptor> {
         let base = |device, exportability| self.base_descriptor(agent, device, exportability);
-        let private = || base(None, Exportability::Not(ExportObstacle::PrivateHostMemory));
+        let private_host = || base(None, Exportability::Not(ExportObstacle::PrivateHostMemory));
         let memory = match self {
-            Self::Host(buffer) if buffer.is_private() => return Ok(private()),
+            Self::Host(buffer) if buffer.is_private() => return Ok(private_host()),
             Self::Host(_) => {
-                let base = base(None, Exportability::ByDescriptors);
-                return Ok(RegionDescriptor { pieces: 1, ..base });
+                let described = base(None, Exportability::ByDescriptors);
+                return Ok(RegionDescriptor { pieces: 1, ..described });
             }
             Self::Device(memory) => memory,
         };
-        let Some(name) = memory.device() else { return Ok(private()) };
+        let Some(name) = memory.device() else { return Ok(private_host()) };
         let device = Some(name.uuid().during(REGISTER)?);
         match memory.pieces() {
             Ok(found) => {
@@ -90,8 +90,8 @@ impl Buffer {
                     let detail = format!("{count} pieces, {MAX_PIECES} is the maximum");
                     return Err(Error::new(REGISTER, ErrorKind::TooMany, detail));
                 }
-                let base = base(device, Exportability::ByDescriptors);
-                return Ok(RegionDescriptor { offset, pieces: count as u32, ..base });
+                let described = base(device, Exportability::ByDescriptors);
+                return Ok(RegionDescriptor { offset, pieces: count as u32, ..described });
             }
             Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {}
             Err(error) => return Err(error).during(REGISTER),
@@ -105,14 +105,14 @@ impl Buffer {
                     exported => {
                         let handle = exported.during(REGISTER)?;
                         let (offset, legacy) = (handle.offset, Some(handle.bytes));
-                        let base = base(device, Exportability::ByLegacyHandle);
-                        return Ok(RegionDescriptor { offset, legacy, ..base });
+                        let described = base(device, Exportability::ByLegacyHandle);
+                        return Ok(RegionDescriptor { offset, legacy, ..described });
                     }
                 },
                 Allocator::Mapped { .. } => ExportObstacle::NotExportable,
                 Allocator::Pool => ExportObstacle::StreamOrderedPool,
                 Allocator::Managed => ExportObstacle::Managed,
-                Allocator::Host => return Ok(private()),
+                Allocator::Host => return Ok(private_host()),
             };
         Ok(base(device, Exportability::Not(obstacle)))
     }

@@ -50,8 +50,7 @@ pub(crate) trait Owner: fmt::Debug + Send + Sync {
         None
     }
     /// Work on this CUDA stream uses the memory from now on: it is kept until that work is done.
-    /// Nothing but the program releases memory of the program.
-    fn used_by(&self, _stream: u64) {}
+    fn used_by(&self, stream: u64);
 }
 
 /// An array in memory of a message or a shared buffer. NumPy, PyTorch, CuPy and JAX read
@@ -75,6 +74,8 @@ pub(crate) struct Array {
 struct CopiedBytes(Box<[u8]>);
 
 impl Owner for CopiedBytes {
+    fn used_by(&self, _stream: u64) {}
+
     fn read(&self, address: u64, into: &mut [u8]) -> Result<()> {
         let start = (address - self.0.as_ptr().addr() as u64) as usize;
         into.copy_from_slice(&self.0[start..start + into.len()]);

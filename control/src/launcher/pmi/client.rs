@@ -173,6 +173,7 @@ impl Client {
         }
     }
 
+    /// Begins a barrier.
     pub(super) fn enter_barrier(&mut self, deadline: Instant) -> Result<(), Failure> {
         let command = match self.version {
             PmiVersion::One => "barrier_in",

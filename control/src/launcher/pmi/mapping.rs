@@ -18,8 +18,8 @@ pub(super) fn neighbours(mapping: &str, rank: u32, size: u32) -> Option<Vec<u32>
     let blocks = parse(mapping)?;
     let until_rank = rank.checked_add(1)?;
     let (machine, _) = runs(&blocks, until_rank).find(|(_, ranks)| ranks.contains(&rank))?;
-    let runs = runs(&blocks, size).filter(|(of_run, _)| *of_run == machine);
-    Some(runs.flat_map(|(_, ranks)| ranks).collect())
+    let here = runs(&blocks, size).filter(|(of_run, _)| *of_run == machine);
+    Some(here.flat_map(|(_, ranks)| ranks).collect())
 }
 
 /// Machines, each with ranks on it that follow each other, until all ranks are placed.

@@ -51,9 +51,9 @@ struct Entry {
 
 static ENTRIES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
-fn change(key: &Key, change: impl FnOnce(&mut Entry)) {
+fn change(key: &Key, how: impl FnOnce(&mut Entry)) {
     if let Some(entry) = lock(&ENTRIES).iter_mut().find(|entry| entry.key == *key) {
-        change(entry);
+        how(entry);
     }
 }
 

@@ -21,6 +21,7 @@ pub(super) fn split(bytes: &[u8], longest: usize) -> Vec<String> {
     let (first, rest) = text.split_at(text.len().min(longest - HEAD));
     let rest = rest.as_bytes().chunks(longest);
     let first = format!("{}.{first}", 1 + rest.len());
+    // The text is ASCII.
     let rest = rest.map(|piece| String::from_utf8_lossy(piece).into_owned());
     iter::once(first).chain(rest).collect()
 }

@@ -230,6 +230,7 @@ fn addresses_of(address: &str, deadline: Instant) -> Result<Vec<SocketAddr>, Fau
         Fault::Failed(format!("resolving host name \"{}\": {error}", host.escape_debug()))
     };
     let late = || Fault::Late(format!("host name \"{}\" was not resolved", host.escape_debug()));
+    left(deadline, late)?;
     let resolved = resolve((host.to_owned(), port), deadline);
     resolved.map_err(failed)?.ok_or_else(late)?.map_err(failed)
 }

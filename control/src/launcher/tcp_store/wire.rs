@@ -121,6 +121,7 @@ impl Queries {
         }
     }
 
+    /// Answer: the number of keys.
     pub(super) fn count_keys(&mut self) {
         self.begin(GETNUMKEYS);
     }

@@ -37,6 +37,7 @@ impl LaneScheduler {
         Self { lanes: vec![lane; lanes], most_in_flight, first }
     }
 
+    /// The lane for a chunk of this many bytes; None if all lanes are full.
     pub(super) fn pick_lane(&self, length: u64) -> Option<usize> {
         // A lane with unknown rate is assumed to be as fast as the best, so it is tried.
         let lanes = || self.lanes.iter().enumerate().skip(self.first);

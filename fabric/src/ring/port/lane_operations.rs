@@ -220,7 +220,7 @@ impl Port {
             && (addresses == 0 || offer.notify == NotifyMode::Immediate);
         if !is_possible {
             let detail = format!(
-                "{addresses} addresses of extra lanes for a ring of {offered} lanes, notified by {}, {here} lanes here",
+                "{addresses} addresses of extra lanes for a ring of {offered} lanes that is notified by {}; {here} lanes here",
                 offer.notify.name()
             );
             return Err(Error::new(ErrorKind::MalformedDescriptor, "open ring", detail));

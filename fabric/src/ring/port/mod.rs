@@ -229,6 +229,7 @@ impl Port {
         Ok(PortEvent::Ring)
     }
 
+    /// The end notice to a reader has arrived, or never will.
     fn end_notice_completed(&mut self, instance: SenderInstance) {
         if let Some(sender) = sender_of(&mut self.senders, instance) {
             sender.end_notice_completed();

@@ -60,6 +60,7 @@ impl RingSender {
         is_new
     }
 
+    /// The lane for a chunk of this many bytes; None if all lanes are full.
     pub(in super::super) fn pick_lane(&self, bytes: u64) -> Option<usize> {
         let Some(stripe_tracker) = &self.stripe_tracker else { return Some(0) };
         stripe_tracker.pick_lane(bytes.min(self.writer.max_payload()))

@@ -226,6 +226,7 @@ impl Mesh {
         self.close_connection(connection, CloseReason::Broken(how.to_owned()), now);
     }
 
+    /// Some of the bytes queued for a connection, if any.
     pub(super) fn output(&self, connection: ConnectionId) -> &[u8] {
         self.connections.get(&connection).map_or(&[], |link| link.session.output())
     }
@@ -300,6 +301,7 @@ impl Mesh {
         self.actions.extend(due.into_iter().map(|address| Action::Dial { address }));
     }
 
+    /// When `tick` has work next.
     pub(super) fn deadline(&self) -> Option<Duration> {
         let sessions = self.connections.values().filter_map(|link| link.session.deadline());
         let live = self.connections.values().filter(|link| !link.is_stale);
@@ -322,6 +324,8 @@ impl Mesh {
         }
     }
 
+    /// Sends the interests of this node to a peer from now on, after the messages already queued,
+    /// while the session lasts.
     pub(super) fn announce_interests(&mut self, node: NodeId, session: SessionId, now: Duration) {
         if let Some((connection, number)) = self.current(&node)
             && number == session
@@ -332,6 +336,7 @@ impl Mesh {
         }
     }
 
+    /// Sends a control message to a node, while the session lasts.
     pub(super) fn send_control_message(
         &mut self,
         node: NodeId,

@@ -94,7 +94,9 @@ pub(crate) enum PeerState {
 /// State of one peer, or of one address that is dialled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PeerReport {
+    /// The last known node id.
     pub(crate) identity: Option<NodeId>,
+    /// The last known label.
     pub(crate) label: Option<String>,
     /// The dialled address; for inbound connections the listening address, or else the source
     /// address.

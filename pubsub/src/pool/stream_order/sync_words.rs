@@ -132,6 +132,7 @@ impl<W: Words + Clone> PoolControl<W> {
         self.is_stream_ordered
     }
 
+    /// Returns true if any stream ever used this pool.
     #[inline]
     fn is_used(&self) -> bool {
         self.words.load(STREAMS, Acquire) != 0

@@ -325,6 +325,7 @@ pub(crate) struct Outbound<W: OutboundTransport> {
     first: u64,
     /// The position after the last message that was read; 0 before the first.
     taken_to: u64,
+    /// Number of dropped entries.
     dropped: usize,
     /// Since when no entry can be added though a destination wants one.
     full_since: Option<u64>,

@@ -95,9 +95,11 @@ impl<W: OutboundTransport> Outbound<W> {
             source.release(through);
         }
         let has_moved = through.is_some() || has_trimmed;
-        let entries = self.first..self.end();
-        while has_moved && let Some(item) = self.staging.outside_entries(&entries) {
-            wire.release_slot(item.slot, item.is_quarantined);
+        if has_moved {
+            let entries = self.first..self.end();
+            while let Some(item) = self.staging.outside_entries(&entries) {
+                wire.release_slot(item.slot, item.is_quarantined);
+            }
         }
         has_moved
     }

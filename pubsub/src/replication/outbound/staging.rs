@@ -22,6 +22,7 @@ pub(super) enum PiecePriority {
 #[derive(Debug)]
 pub(super) struct StagingArea<T> {
     items: Vec<StagedPiece<T>>,
+    /// Number of copies begun.
     begun: u64,
     /// Limit of a topic's slots, and of pieces copied ahead.
     max_slots: usize,

@@ -43,6 +43,8 @@ impl SeenNodes {
         })
     }
 
+    /// A node connects. True if its service instance is the previous one: only the session was
+    /// lost.
     pub(crate) fn connects(
         &mut self,
         node: NodeId,
@@ -55,6 +57,7 @@ impl SeenNodes {
         seen.instance.replace(instance) == Some(instance)
     }
 
+    /// Returns true if one more log line about a connected or disconnected node is allowed.
     pub(crate) fn may_log(
         &mut self,
         node: NodeId,

@@ -102,6 +102,7 @@ impl Routing {
         self.replicated_topics.get(&number).is_some_and(TopicReplication::is_subscribed)
     }
 
+    /// Returns true if messages of the topic are or will be retained for other nodes.
     pub(super) fn holds(&self, number: u32) -> bool {
         self.replicated_topics.get(&number).is_some_and(TopicReplication::holds)
     }
@@ -274,6 +275,7 @@ impl Routing {
         2 * (self.lost_after + release.unwrap_or_default())
     }
 
+    /// Retained messages of a topic have blocked publishers for as long as is allowed.
     pub(super) fn backlog_blocks_publishers(
         &mut self,
         number: u32,

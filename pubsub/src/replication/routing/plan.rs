@@ -37,6 +37,7 @@ pub(super) struct RoutedTopic {
     settings: SharedSettings,
     /// A publisher exists, or messages are still retained.
     has_messages: bool,
+    /// Destinations recorded in the topic.
     recorded: Vec<NodeId>,
 }
 

@@ -226,6 +226,7 @@ impl TopicReplication {
         }
     }
 
+    /// Sends changed last sequences to the destinations; all of them to new destinations.
     pub(super) fn send_last_sequences(
         &mut self,
         changes: Vec<(u64, u64)>,

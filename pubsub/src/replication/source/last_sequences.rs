@@ -15,6 +15,7 @@ use crate::topic::{PUBLISHER_SLOTS, RemoteLastSequence, Topic};
 /// Number of publishers that a topic of a node can have.
 pub(crate) const MAX_PUBLISHERS: usize = PUBLISHER_SLOTS;
 
+/// Publishers, each with its last sequence.
 pub(super) type PublisherSequences = Vec<(u64, u64)>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

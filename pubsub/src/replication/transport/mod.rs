@@ -367,6 +367,7 @@ pub(super) struct RingInput<'a> {
 }
 
 impl RingInput<'_> {
+    /// Returns true if a chunk was taken.
     pub(super) fn has_taken(&self) -> bool {
         self.has_taken
     }

@@ -110,7 +110,9 @@ impl EvictionMonitor {
     }
 
     pub(super) fn forget(&mut self, number: u32) {
-        self.monitored.retain(|(topic, _), _| *topic != number);
+        for direction in Direction::BOTH {
+            self.monitored.remove(&(number, direction));
+        }
     }
 
     /// How soon to check again; None if no topic is monitored.

@@ -118,6 +118,7 @@ pub(super) struct Service {
     identity: NodeId,
     bell: Arc<WakeFd>,
     is_over: Arc<AtomicBool>,
+    /// The node cannot be served.
     has_failed: bool,
     /// None until the node segment is known.
     served_node: Option<ServedNode>,

@@ -80,6 +80,7 @@ impl Reclaimer {
         self.unreclaimed.extend(participants);
     }
 
+    /// Objects were returned late.
     pub(super) fn rescan_owners(&mut self) {
         self.must_rescan_owners = true;
     }
@@ -153,6 +154,7 @@ impl Service {
         }
     }
 
+    /// No acknowledgement of this process is awaited any more.
     fn stop_awaiting(&mut self, participant: Participant) {
         let Some(served_node) = &self.served_node else { return };
         self.broker.acknowledge(&served_node.caller(), participant, u64::MAX);

@@ -48,6 +48,7 @@ pub(super) struct ReplicationSupervisor {
     changed_topics: BTreeSet<u32>,
 }
 
+/// Failed attempts to start replication.
 #[derive(Debug, Default)]
 struct StartAttempts {
     /// Time of the first one.

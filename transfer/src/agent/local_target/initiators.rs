@@ -84,6 +84,7 @@ impl LocalInitiator {
         region.map_or(!opened.is_empty(), |number| opened.contains_key(&number))
     }
 
+    /// Have all copies completed that were started when `begun` was read?
     fn is_settled(&self, begun: u64) -> bool {
         lock(&self.local_session).is_settled(begun) || self.pidfd.has_exited()
     }

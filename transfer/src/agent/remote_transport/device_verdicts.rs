@@ -195,7 +195,7 @@ impl RemoteTransport {
         Requesting { peer, ends, region: region.0, has_full_time, until }
     }
 
-    /// Links that have not answered; all answers are waited for.
+    /// Links that have not answered. None counts as up, so that the wait is for all of them.
     pub(in crate::agent) fn direct_counts(&self) -> LinkCounts {
         (self.direct_requests.outcomes.values().filter(|outcome| outcome.is_none()).count(), 0)
     }
@@ -262,10 +262,14 @@ impl RemoteTransport {
             }
             link.verdicts.0.insert(ends, verdict);
         }
-        match (failure, refusal, lost) {
-            (None, Some(cause), _) => return DirectAccess::Refused(cause),
-            (Some(cause), ..) | (.., Some(cause)) => return DirectAccess::Failed(cause),
-            (None, None, None) => {}
+        if let Some(cause) = failure {
+            return DirectAccess::Failed(cause);
+        }
+        if let Some(cause) = refusal {
+            return DirectAccess::Refused(cause);
+        }
+        if let Some(cause) = lost {
+            return DirectAccess::Failed(cause);
         }
         match self.verdict(peer, ends) {
             Probe::Failed { cause } => DirectAccess::Failed(cause),

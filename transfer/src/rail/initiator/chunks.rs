@@ -107,6 +107,7 @@ impl TransferChunks {
         std::mem::take(&mut self.blocks)
     }
 
+    /// Starts no more chunks.
     pub(super) fn cancel(&mut self) {
         self.is_cancelled = true;
     }

@@ -239,7 +239,7 @@ impl InitiatorRole {
         }
     }
 
-    /// A message of the target in a session.
+    /// Handles the messages about direct access; ignores others.
     pub(super) fn handle_direct(&mut self, io: &mut RailIo, session: u64, message: Message) {
         let is_own = |pending: &PendingDirect| pending.session == session;
         match message {

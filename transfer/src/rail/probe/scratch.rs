@@ -26,6 +26,7 @@ pub(in crate::rail) struct Scratch {
     // First, so that it is dropped first.
     region: MemoryRegion,
     memory: ScratchMemory,
+    /// When the last look began.
     began: Instant,
 }
 

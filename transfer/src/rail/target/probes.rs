@@ -36,6 +36,7 @@ struct AccessRequest {
     region: u64,
     ticket: u64,
     from: MemoryEnd,
+    /// Does the initiator need a probe?
     probes: bool,
 }
 
@@ -86,7 +87,7 @@ fn violation() -> Error {
 }
 
 impl TargetRole {
-    /// A message about direct access.
+    /// Handles the messages about direct access; ignores others.
     pub(super) fn handle_direct(&mut self, io: &mut RailIo, session: u64, message: Message) {
         match message {
             Message::RequestDirect { request, region, ticket, from, probes } => {

@@ -57,6 +57,7 @@ struct RingHistory {
     broken: u32,
 }
 
+/// How a ring in device memory begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Beginning {
     Probe,

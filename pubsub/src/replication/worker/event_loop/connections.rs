@@ -154,6 +154,7 @@ impl WorkerLoop {
         topic.is_some_and(|topic| topic.is_current(node, number, is_requested))
     }
 
+    /// Accepts an offered ring.
     fn accept(
         &mut self,
         index: usize,

@@ -146,6 +146,7 @@ impl TopicTable {
         }
     }
 
+    /// Since when the sink of a topic has no memory or queue space, if so.
     pub(crate) fn waiting_since(&self, slot: TopicSlot) -> Option<u64> {
         let TopicSlot::In(index) = slot else { return None };
         self.inbound.get(index)?.inbound.waiting_since()

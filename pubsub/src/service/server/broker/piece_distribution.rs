@@ -221,6 +221,7 @@ impl Broker {
         !self.growth.pending.is_empty()
     }
 
+    /// Checks whether the time for acknowledgements is over.
     pub(crate) fn check_growth(&mut self, caller: &Caller<'_>) {
         for id in self.growth.pending.keys().copied().collect::<Vec<_>>() {
             self.admit_if_mapped(caller, id);
