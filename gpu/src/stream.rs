@@ -546,7 +546,7 @@ impl Stream {
         let driver = self.device.driver(operation)?;
         if !self.is_adopted {
             return waiting::wait_until(operation, timeout, || {
-                retry_unless_over(self.raw().is_done())
+                waiting::retry_unless_over(self.raw().is_done())
             });
         }
         let last = {
@@ -559,7 +559,9 @@ impl Stream {
                 None => self.mark(driver, &mut in_flight)?,
             }
         };
-        waiting::wait_until(operation, timeout, || retry_unless_over(driver.is_event_done(&*last)))
+        waiting::wait_until(operation, timeout, || {
+            waiting::retry_unless_over(driver.is_event_done(&*last))
+        })
     }
 }
 
@@ -570,15 +572,6 @@ type BounceGuard<'a> = MutexGuard<'a, Option<Arc<dyn PinnedBuffer>>>;
 fn remaining(timeout: Duration) -> impl Fn() -> Duration + Copy {
     let since = Instant::now();
     move || timeout.saturating_sub(since.elapsed())
-}
-
-/// The result of a query. An error that does not prove the end of the operation counts as
-/// unknown, and the query is repeated.
-fn retry_unless_over(answer: Result<bool>) -> Result<bool> {
-    match answer {
-        Err(error) if !proves_idle(&error) => Ok(false),
-        answer => answer,
-    }
 }
 
 impl Drop for Stream {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use threads::RetryBackoff;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, proves_idle};
 
 /// How long to poll without a pause: a copy of some kilobytes takes less.
 const SPIN_TIME: Duration = Duration::from_micros(30);
@@ -36,6 +36,15 @@ pub(crate) fn wait_until(
             continue;
         }
         std::thread::sleep(backoff.next_pause().min(timeout - waited));
+    }
+}
+
+/// The result of a query. An error that does not prove the end of the operation counts as
+/// unknown, and the query is repeated.
+pub(crate) fn retry_unless_over(answer: Result<bool>) -> Result<bool> {
+    match answer {
+        Err(error) if !proves_idle(&error) => Ok(false),
+        answer => answer,
     }
 }
 

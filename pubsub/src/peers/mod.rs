@@ -6,11 +6,13 @@
 //!
 //! The logic knows no sockets, threads or clock: `node_protocol` (frames), `framing`,
 //! `heartbeats` (one connection), `session_arbitration` (which connection with a node becomes the
-//! session), `address_book` (which addresses to dial, and when), `interests` (interests and their
-//! changes), `mesh` (all of it, with received frames, limits of connections and reports).
+//! session), `address_book` (which addresses to dial, and when), `advertised_address` (how others
+//! reach a node), `interests` (interests and their changes), `mesh` (all of it, with received
+//! frames, limits of connections and reports).
 //! `event_loop`, `socket`, `resolver`, `event_queue` and `handle` bind it to the system.
 
 mod address_book;
+mod advertised_address;
 mod close_reason;
 mod event_loop;
 mod event_queue;

@@ -3,12 +3,12 @@
 mod agent_files;
 mod card;
 mod card_file;
-mod direct_access;
 mod epochs;
 mod event;
 mod event_queue;
 mod event_watch;
 mod explain;
+mod fabric_direct;
 mod join;
 mod leftovers;
 mod local_copies;

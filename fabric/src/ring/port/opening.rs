@@ -1,11 +1,18 @@
-//! Opening rings.
+//! Opening rings, on one lane or several.
+
+use std::sync::Arc;
 
 use super::super::credit_memory;
 use super::super::immediate::MAX_RINGS;
+use super::super::memory::RegistrationScope;
 use super::super::receiver::geometry_of;
-use super::super::{RingAnswer, RingOffer, RingOptions, RingReceiver, RingSender, SenderInstance};
-use super::{Port, ReceiverId, SenderId, no_ring, receiver_mut};
-use crate::{Error, ErrorKind, HostMemory, MemoryKind, MemoryRegion, Peer, Result};
+use super::super::{
+    NotifyMode, RingAnswer, RingOffer, RingOptions, RingReceiver, RingSender, SenderInstance,
+};
+use super::{Port, ReceiverId, SenderId, no_ring, receiver_mut, sender_mut};
+use crate::{
+    Access, Address, Error, ErrorKind, HostMemory, Memory, MemoryKind, MemoryRegion, Peer, Result,
+};
 
 impl Port {
     /// Opens a ring to be written by one peer, which needs the [ring offer](Self::ring_offer).
@@ -25,6 +32,133 @@ impl Port {
         // Options are checked before memory is allocated.
         geometry_of(&self.io.endpoint, 0, options, MemoryKind::Host)?;
         self.offer_on_lanes(options, 1, HostMemory::zeroed(options.capacity as usize)?)
+    }
+
+    /// Like [`offer`](Self::offer), in the caller's memory, which may be device or shared memory.
+    /// To be written on at most `lanes` lanes including the endpoint, and fewer if the port has
+    /// fewer or the ring does not use immediates.
+    ///
+    /// # Errors
+    /// As [`offer`](Self::offer); `OutOfBounds` if the memory is too small.
+    pub fn offer_on_lanes(
+        &mut self,
+        options: &RingOptions,
+        lanes: usize,
+        memory: impl Memory,
+    ) -> Result<ReceiverId> {
+        let lanes = match options.notify {
+            NotifyMode::Immediate => lanes.min(self.lanes()),
+            NotifyMode::Message => 1,
+        };
+        let (kind, memory) = (memory.kind(), Arc::new(memory));
+        self.offer_in(options, lanes, kind, |scopes| {
+            let register = |scope: &RegistrationScope<'_>| {
+                scope.register(Arc::clone(&memory), Access::REMOTE_WRITE)
+            };
+            scopes.iter().map(register).collect()
+        })
+    }
+
+    /// Like [`offer_on_lanes`](Self::offer_on_lanes), in memory that the caller has registered for
+    /// remote writes, with the [domain](Self::lane_domain) of each lane in turn: of device memory,
+    /// which may be registered in several ways.
+    ///
+    /// # Errors
+    /// As [`offer_on_lanes`](Self::offer_on_lanes); `InvalidArgument` for a region of another
+    /// domain.
+    pub fn offer_registered(
+        &mut self,
+        options: &RingOptions,
+        regions: Vec<MemoryRegion>,
+    ) -> Result<ReceiverId> {
+        let refuse =
+            |detail: &'static str| Err(Error::new(ErrorKind::InvalidArgument, "open ring", detail));
+        let Some(kind) = regions.first().map(MemoryRegion::kind) else {
+            return refuse("no registered memory was given");
+        };
+        let max_lanes = if options.notify == NotifyMode::Immediate { self.lanes() } else { 1 };
+        let is_of_lane = |(lane, region): (usize, &MemoryRegion)| {
+            self.lane_domain(lane).is_some_and(|domain| domain.is_same(region.domain()))
+        };
+        if regions.len() > max_lanes || !regions.iter().enumerate().all(is_of_lane) {
+            return refuse("the memory is not registered with the domains of the lanes, in order");
+        }
+        self.offer_in(options, regions.len(), kind, |scopes| {
+            scopes.iter().zip(regions).map(|(scope, region)| scope.enable(region)).collect()
+        })
+    }
+
+    /// Opens a ring on so many lanes, in memory of this kind that is registered for all of them.
+    fn offer_in(
+        &mut self,
+        options: &RingOptions,
+        lanes: usize,
+        kind: MemoryKind,
+        register: impl FnOnce(&[RegistrationScope<'_>]) -> Result<Vec<MemoryRegion>>,
+    ) -> Result<ReceiverId> {
+        let extra = lanes.saturating_sub(1);
+        let ring = free_index(&self.receivers, self.next_ring)?;
+        self.epoch += 1;
+        let id = ReceiverId { ring, creation_epoch: self.epoch };
+        let limits = (options, &self.queue_budget);
+        let lanes = self.extra_lanes.as_ref();
+        let scopes = lanes.map(|it| it.registration_scopes(extra)).unwrap_or_default();
+        let receiver = RingReceiver::open(&self.io, &scopes, id, limits, kind, register)?;
+        if let Some(lanes) = lanes.filter(|_| extra > 0) {
+            lanes.retain_memory(receiver.memory());
+        }
+        self.insert_receiver(receiver)
+    }
+
+    /// Inserts the addresses of a writer's [extra lanes](Self::lane_addresses), in their order.
+    /// Some providers drop data from unknown addresses. So call this before sending a [ring
+    /// offer](Self::ring_offer) to the writer, whose own address must be
+    /// [inserted](crate::AddressVector::insert), too.
+    ///
+    /// # Errors
+    /// Errors of the provider for an address; `ResourceExhausted` if a lane has too many addresses.
+    pub fn insert_lane_addresses(&mut self, writer: &[Address]) -> Result<()> {
+        self.extra_lanes.as_mut().map_or(Ok(()), |lanes| lanes.insert_addresses(writer))
+    }
+
+    /// Like [`accept`](Self::accept), for a ring on several lanes: all lanes of the offer, whose
+    /// extra ones are at these addresses.
+    ///
+    /// # Errors
+    /// As [`accept`](Self::accept); `MalformedDescriptor` if the number of addresses does not fit
+    /// the offer or exceeds the lanes here; `ResourceExhausted` if a lane has too many addresses.
+    pub fn accept_on_lanes(
+        &mut self,
+        peer: Peer,
+        extra: &[Address],
+        offer: &RingOffer,
+        max_payload: u64,
+    ) -> Result<(SenderId, RingAnswer)> {
+        let addresses = extra.len();
+        let offered = offer.lanes.len();
+        let here = self.lanes();
+        let is_possible = addresses < here
+            && offered == addresses + 1
+            && (addresses == 0 || offer.notify == NotifyMode::Immediate);
+        if !is_possible {
+            let detail = format!(
+                "{addresses} addresses of extra lanes for a ring of {offered} lanes that is notified by {}; {here} lanes here",
+                offer.notify.name()
+            );
+            return Err(Error::new(ErrorKind::MalformedDescriptor, "open ring", detail));
+        }
+        let (id, answer) = self.accept(peer, offer, max_payload)?;
+        if !extra.is_empty()
+            && let Some(lanes) = &mut self.extra_lanes
+        {
+            let sender = sender_mut(&mut self.senders, id.0)?;
+            if let Err(error) = lanes.open(extra, offer, sender.instance()) {
+                self.drop_sender(id);
+                return Err(error);
+            }
+            sender.stripe_over(extra.len() + 1);
+        }
+        Ok((id, answer))
     }
 
     pub(super) fn insert_receiver(&mut self, receiver: RingReceiver) -> Result<ReceiverId> {
@@ -100,7 +234,7 @@ impl Port {
 }
 
 /// The first free index at or after this one, cyclically.
-pub(super) fn free_index<T>(slots: &[Option<T>], from: u16) -> Result<u16> {
+fn free_index<T>(slots: &[Option<T>], from: u16) -> Result<u16> {
     let is_free = |index: &u16| slots.get(usize::from(*index)).is_none_or(|ring| ring.is_none());
     (from..MAX_RINGS).chain(0..from).find(is_free).ok_or_else(|| {
         let detail = format!(

@@ -1,10 +1,10 @@
 //! Handling of received frames by the mesh.
 
-use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::{Action, Mesh, Node, PeerConnection};
 use crate::ids::NodeId;
+use crate::peers::advertised_address::advertised_address;
 use crate::peers::close_reason::{CloseReason, GoodbyeReason, malformed};
 use crate::peers::heartbeats::ReceivedFrame;
 use crate::peers::identity::SessionId;
@@ -237,16 +237,7 @@ impl PeerConnection {
     /// The peer, and the address at which others can reach it, if any.
     pub(super) fn reachable_address(&self) -> Option<PeerAddress> {
         let peer = self.peer.as_ref()?;
-        let address = reachable(peer.listens?, self.peer_address.ip())?;
+        let address = advertised_address(peer.listens?, self.peer_address.ip())?;
         Some(PeerAddress { node: peer.identity, address })
     }
-}
-
-/// The address at which others can reach a node that listens at `listens`, and was seen at `seen`.
-fn reachable(listens: SocketAddr, seen: IpAddr) -> Option<SocketAddr> {
-    let (announced, seen) = (listens.ip().to_canonical(), seen.to_canonical());
-    let address = if announced.is_unspecified() { seen } else { announced };
-    // Its loopback is not the local one.
-    (listens.port() != 0 && (!address.is_loopback() || seen.is_loopback()))
-        .then(|| SocketAddr::new(address, listens.port()))
 }
