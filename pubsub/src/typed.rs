@@ -25,7 +25,7 @@ const MAX_ALIGNMENT: usize = 256;
 ///     #[derive(Debug, PartialEq)]
 ///     pub struct Pose { pub x: f64, pub y: f64 }
 /// }
-/// # let directory = testkit::TempDir::new("fabricast-doc-typed");
+/// # let directory = testkit::temp_dir::TempDir::new("fabricast-doc-typed");
 /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
 /// let timeout = Duration::from_secs(5);
 /// let topic = node.topic_of::<Pose>("pose")?;
@@ -127,7 +127,7 @@ impl Topic {
     /// ```
     /// use std::time::Duration;
     /// use pubsub::{ErrorKind, Node, NodeOptions, TopicSettings};
-    /// # let directory = testkit::TempDir::new("fabricast-doc-as-typed");
+    /// # let directory = testkit::temp_dir::TempDir::new("fabricast-doc-as-typed");
     /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
     /// let deep = TopicSettings { depth: 64, ..TopicSettings::default() };
     /// let made = node.topic_of_with::<[f32; 3]>("force", &deep)?;

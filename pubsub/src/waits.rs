@@ -40,7 +40,7 @@ impl Publisher {
     /// ```
     /// use std::time::Duration;
     /// use pubsub::{ErrorKind, Node, NodeOptions, TopicSettings};
-    /// # let directory = testkit::TempDir::new("fabricast-doc-waits");
+    /// # let directory = testkit::temp_dir::TempDir::new("fabricast-doc-waits");
     /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
     /// let topic = node.topic("frames", &TopicSettings::default())?;
     /// let publisher = topic.publisher()?;
@@ -81,7 +81,7 @@ impl Node {
     /// ```
     /// use std::time::Duration;
     /// use pubsub::{Node, NodeOptions, TopicSettings};
-    /// # let directory = testkit::TempDir::new("fabricast-doc-subscribe");
+    /// # let directory = testkit::temp_dir::TempDir::new("fabricast-doc-subscribe");
     /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
     /// let timeout = Duration::from_secs(5);
     /// let other = node.clone(); // another process, as a rule
@@ -150,7 +150,7 @@ impl Subscriber {
     /// ```
     /// use std::time::Duration;
     /// use pubsub::{ErrorKind, Node, NodeOptions, TopicSettings};
-    /// # let directory = testkit::TempDir::new("fabricast-doc-samples");
+    /// # let directory = testkit::temp_dir::TempDir::new("fabricast-doc-samples");
     /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
     /// # let topic = node.topic("lines", &TopicSettings::default())?;
     /// # let (mut subscriber, publisher) = (topic.subscriber()?, topic.publisher()?);

@@ -39,7 +39,7 @@ pub use self::query::report;
 /// ```
 /// use std::time::Duration;
 /// use pubsub::{Node, NodeOptions, TopicSettings};
-/// # let parent = testkit::TempDir::new("fabricast-doc-node");
+/// # let parent = testkit::temp_dir::TempDir::new("fabricast-doc-node");
 /// # let directory = parent.join("node");
 /// let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
 /// let topic = node.topic("greetings", &TopicSettings::default())?;

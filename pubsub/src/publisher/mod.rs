@@ -42,7 +42,7 @@ const LOAN_MEMORY: &str = "loan memory for topic";
 /// ```
 /// use std::time::Duration;
 /// use pubsub::{ErrorKind, Node, NodeOptions, TopicSettings};
-/// # let directory = testkit::TempDir::new("fabricast-doc-loans");
+/// # let directory = testkit::temp_dir::TempDir::new("fabricast-doc-loans");
 /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
 /// let topic = node.topic("frames", &TopicSettings { loans: 2, ..TopicSettings::default() })?;
 /// let (publisher, timeout) = (topic.publisher()?, Duration::from_secs(5));

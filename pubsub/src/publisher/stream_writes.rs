@@ -33,7 +33,7 @@ impl Loan {
     /// ```
     /// # use std::time::Duration;
     /// # use pubsub::{MemoryLocation, Node, NodeOptions, TopicSettings};
-    /// # let directory = testkit::TempDir::new("fabricast-doc-publish-on");
+    /// # let directory = testkit::temp_dir::TempDir::new("fabricast-doc-publish-on");
     /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
     /// # let timeout = Duration::from_secs(10);
     /// let device = gpu::Device::open("emulated:0".parse()?)?;
@@ -192,7 +192,7 @@ impl Publisher {
     /// ```
     /// # use std::time::Duration;
     /// # use pubsub::{MemoryLocation, Node, NodeOptions, TopicSettings};
-    /// # let directory = testkit::TempDir::new("fabricast-doc-push-on");
+    /// # let directory = testkit::temp_dir::TempDir::new("fabricast-doc-push-on");
     /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
     /// # let timeout = Duration::from_secs(10);
     /// let device = gpu::Device::open("emulated:0".parse()?)?;

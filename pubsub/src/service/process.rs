@@ -22,7 +22,7 @@ impl ServiceProcess {
     ///
     /// ```
     /// use pubsub::{Node, NodeOptions, ServiceProcess};
-    /// # let parent = testkit::TempDir::new("fabricast-doc-serves");
+    /// # let parent = testkit::temp_dir::TempDir::new("fabricast-doc-serves");
     /// # let directory = parent.join("node");
     /// # let options = NodeOptions { directory: directory.clone(), ..NodeOptions::default() };
     /// let node = Node::join(options)?;

@@ -174,7 +174,7 @@ impl Subscriber {
     /// use std::time::Duration;
     /// use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     /// use pubsub::{Error, Node, NodeOptions, Subscriber, TopicSettings};
-    /// # let directory = testkit::TempDir::new("fabricast-doc-poll");
+    /// # let directory = testkit::temp_dir::TempDir::new("fabricast-doc-poll");
     /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
     /// let traffic = node.topic("traffic", &TopicSettings::default())?;
     /// let weather = node.topic("weather", &TopicSettings::default())?;

@@ -146,7 +146,7 @@ impl Sample {
     /// ```
     /// # use std::time::Duration;
     /// # use pubsub::{MemoryLocation, Node, NodeOptions, TopicSettings};
-    /// # let directory = testkit::TempDir::new("fabricast-doc-release-on");
+    /// # let directory = testkit::temp_dir::TempDir::new("fabricast-doc-release-on");
     /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
     /// # let timeout = Duration::from_secs(10);
     /// let device = gpu::Device::open("emulated:0".parse()?)?;
