@@ -26,6 +26,23 @@ fn set_limit(resource: libc::__rlimit_resource_t, value: u64) {
 }
 
 #[test]
+fn received_descriptors_close_with_their_message() {
+    in_a_child(|| {
+        let (a, b) = Channel::pair().unwrap();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let before = testkit::processes::open_descriptors();
+        a.send(b"files", &[null.as_fd(); 3], TIMEOUT).unwrap();
+        let message = b.receive(TIMEOUT).unwrap();
+        assert_eq!(
+            (message.descriptors.len(), testkit::processes::open_descriptors()),
+            (3, before + 3)
+        );
+        drop(message);
+        assert_eq!(testkit::processes::open_descriptors(), before);
+    });
+}
+
+#[test]
 fn lost_descriptors_are_reported_with_the_limit() {
     in_a_child(|| {
         let (a, b) = Channel::pair().unwrap();

@@ -353,6 +353,19 @@ mod tests {
     use super::*;
     use crate::words::LocalWords;
 
+    #[test]
+    fn clone_of_a_pidfd_is_closed_with_it() {
+        let child = testkit::children::ForkedChild::new(|| {
+            let pidfd = PidFd::of_this_process().unwrap();
+            let before = testkit::processes::open_descriptors();
+            let clone = pidfd.try_clone().unwrap();
+            assert_eq!(testkit::processes::open_descriptors(), before + 1);
+            drop(clone);
+            assert_eq!(testkit::processes::open_descriptors(), before);
+        });
+        assert!(child.wait().success());
+    }
+
     /// A child that waits to be killed.
     fn child() -> (libc::pid_t, PidFd) {
         // SAFETY: the child only waits, by a call that is safe after a fork.

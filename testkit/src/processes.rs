@@ -52,6 +52,15 @@ pub fn descendants(number: i32) -> BTreeSet<Process> {
     own.into_iter().chain(further).collect()
 }
 
+/// The number of descriptors that this process has open.
+///
+/// # Panics
+/// If /proc is not mounted.
+#[must_use]
+pub fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
 /// The system's status line of a process or a thread; empty if it has exited.
 #[must_use]
 pub fn status(of: &Path, name: &str) -> String {

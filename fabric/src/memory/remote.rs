@@ -226,6 +226,21 @@ mod tests {
     }
 
     #[test]
+    fn part_that_ends_a_byte_late_is_refused() {
+        let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
+        let domain = Domain::open(&offer).unwrap();
+        let region = domain.register(HostMemory::zeroed(64).unwrap(), Access::ALL).unwrap();
+        let remote = domain.attach(&region.describe().unwrap()).unwrap();
+        for range in [0..64, 63..64, 64..64] {
+            assert!(remote.slice(range.clone()).is_ok(), "{range:?}");
+        }
+        for range in [0..65, 64..65, 65..65] {
+            let error = remote.slice(range.clone()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::OutOfBounds, "{range:?}");
+        }
+    }
+
+    #[test]
     fn key_of_the_wrong_form_is_refused() {
         let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
         let domain = Domain::open(&offer).unwrap();

@@ -121,7 +121,7 @@ impl Port {
     ///
     /// # Errors
     /// As [`push_part`](Self::push_part); `OutOfBounds` for a lane that the ring does not use, or
-    /// more bytes than [the ring has room for](RingOptions::inline_data).
+    /// more bytes than [the ring has room for](super::super::RingOptions::inline_data).
     #[inline]
     pub fn push_with(
         &mut self,

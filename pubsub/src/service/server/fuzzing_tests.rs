@@ -3,6 +3,7 @@
 
 use ipc::Participant;
 use proptest::prelude::*;
+use testkit::processes::open_descriptors;
 
 use super::fuzzing::{ClientOutcome, run_clients};
 use crate::pool::{Direction, GrowthRequest, PoolId};
@@ -32,10 +33,6 @@ fn of(client: u8, count: u8, kinds: u8, request: &Request) -> Vec<u8> {
 /// The participant that a participant table admits first.
 fn first() -> Participant {
     Participant::new(0, 1).unwrap()
-}
-
-fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
 #[test]
@@ -183,12 +180,12 @@ fn descriptors_of_malformed_clients_are_closed() {
         .collect();
     let script = [vec![0], steps.concat()].concat();
     run_clients(&script).unwrap();
-    let before = descriptors();
+    let before = open_descriptors();
     let outcome = run_clients(&script).unwrap();
     assert!(outcome.welcomes > 0 && outcome.rejections > 0, "{outcome:?}");
     // Other tests of this process may have some open.
     if std::env::var_os("NEXTEST").is_some() {
-        assert_eq!(descriptors(), before);
+        assert_eq!(open_descriptors(), before);
     }
 }
 
