@@ -7,6 +7,7 @@ mod connectivity;
 mod demo;
 mod info;
 mod node;
+mod node_report;
 mod open_topic;
 mod paths;
 mod progress;

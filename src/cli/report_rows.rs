@@ -1,32 +1,12 @@
-//! Requests a node's report without joining the node, and selects its rows and their fields.
+//! Selects rows of a node's report, and their fields.
 
-use pubsub::{ErrorKind, Row, Settings};
+use pubsub::Row;
 use serde_json::Value;
 
-use super::exit::{Exit, Failure, Result};
-use super::remedy::check_not_a_file;
-use super::service_wait::ServiceWait;
+use super::exit::{Failure, Result};
 
 /// Location of topics in host memory, in reports.
 pub(crate) const HOST: &str = "host";
-
-/// Requests a report of the node of a directory, without joining it.
-pub(crate) fn report(settings: &Settings) -> Result<Vec<Row>> {
-    check_not_a_file(settings)?;
-    let directory = settings.node.directory.clone();
-    let service = ServiceWait::of(&directory);
-    let reported = service.ask(None, move || pubsub::report(&directory))?;
-    reported.map_err(|error| match error.kind() {
-        ErrorKind::NotFound => Failure::new(
-            Exit::NotFound,
-            format!(
-                "{error}. Start \"fabricast node\", or a publisher or subscriber, or name the directory of a node \
-                 that runs: --directory (by default it depends on XDG_RUNTIME_DIR)"
-            ),
-        ),
-        _ => service.explain(error),
-    })
-}
 
 /// The fields of the rows that match.
 pub(crate) fn fields_of_kind(

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 
 use super::exit::Result;
 use super::paths::name_of_node;
-use super::report_rows::{HOST, fields_of, matching, replication_error, report};
+use super::report_rows::{HOST, fields_of, matching, replication_error};
 use super::settings::{DIRECTORY_ONLY, Options};
 use super::size::amount;
-use super::{output, text};
+use super::{node_report, output, text};
 
 /// Lists the topics of a node with publishers, subscribers and backlog, and topics that exist on
 /// connected peers only.
@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let settings = arguments.settings.settings()?;
-    let rows = report(&settings)?;
+    let rows = node_report::report(&settings)?;
     match arguments.json {
         true => output::json(&to_json(&rows)?),
         false => output::print(&to_text(&rows, arguments.verbose)),
@@ -70,6 +70,7 @@ fn users(rows: &[Row]) -> BTreeMap<&str, TopicUsers> {
     all
 }
 
+/// Details of the topics.
 fn details(rows: &[Row]) -> String {
     let head =
         ["topic", "type", "released within", "messages reserved", "bytes reserved", "dropped"];

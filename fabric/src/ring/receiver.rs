@@ -371,8 +371,8 @@ impl RingReceiver {
         })
     }
 
-    /// Adds the ring, once, to those whose writers may be owed credit: after a chunk was taken, or credit
-    /// was lost.
+    /// Adds the ring, once, to those whose writers may be owed credit: after a chunk was taken, or
+    /// credit was lost.
     #[inline]
     pub(super) fn note_owed_credit(&mut self, owing: &mut Vec<ReceiverId>) {
         if !std::mem::replace(&mut self.is_listed_as_owing, true) {
@@ -380,8 +380,9 @@ impl RingReceiver {
         }
     }
 
-    /// Must the ring stay in that list? Otherwise the list is to drop it.
-    pub(super) fn still_owes_credit(&mut self) -> bool {
+    /// Notes whether the ring stays in that list. False if no credit can be owed: then the list drops
+    /// it, and no dropped view wakes the port any more.
+    pub(super) fn update_owed_credit(&mut self) -> bool {
         let has_credit = self.has_unsent_credit() || !self.reader.unreleased().is_empty();
         self.is_listed_as_owing = has_credit && self.credit_error.is_none();
         if !self.is_listed_as_owing {

@@ -4,6 +4,7 @@
 mod bytes;
 mod control;
 mod copies;
+mod growth_request;
 mod pieces;
 mod sample_info;
 mod stream_order;
@@ -38,6 +39,7 @@ pub(crate) use self::bytes::{borrow, borrow_mut};
 pub(crate) use self::control::GRANULE;
 pub(crate) use self::control::MAX_PIECES;
 pub(crate) use self::copies::InFlightCopies;
+pub(crate) use self::growth_request::GrowthRequest;
 use self::pieces::Pieces;
 pub(crate) use self::pieces::{Piece, PieceStored};
 pub use self::sample_info::{DeliveryPath, Metadata, Times};
@@ -87,36 +89,6 @@ impl fmt::Display for PoolId {
             SharedLocation::Host => write!(f, "{direction} messages on the host"),
             SharedLocation::Device(uuid) => write!(f, "{direction} messages on {}", Uuid(uuid)),
         }
-    }
-}
-
-/// A block of this many bytes did not fit into a pool that had this many pieces.
-///
-/// A piece may be admitted between the attempt and the arrival of the request at the service: the
-/// requester then tries again, and the request must not add one more piece.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct GrowthRequest {
-    pool: PoolId,
-    admitted: u32,
-    bytes: u64,
-}
-
-impl GrowthRequest {
-    pub(crate) fn new(pool: PoolId, admitted: u32, bytes: u64) -> Self {
-        Self { pool, admitted, bytes }
-    }
-
-    pub(crate) fn pool(&self) -> PoolId {
-        self.pool
-    }
-
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Returns true if the pool has grown since the attempt.
-    pub(crate) fn is_outdated(&self, pool: &Pool) -> bool {
-        pool.admitted() > self.admitted as usize
     }
 }
 

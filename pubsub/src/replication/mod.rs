@@ -38,6 +38,7 @@ mod traits;
 mod transport;
 mod worker;
 mod worker_pool;
+mod workers;
 
 pub use connection_messages::{ConnectionMessage, DirectWriter, Provider, Side, TopicParameters};
 #[cfg(test)]
@@ -49,7 +50,7 @@ use threads::lock;
 pub use worker::{
     Announcer, Command, Counters, TopicKey, TopicOptions, Worker, WorkerEvent, WorkerOptions,
 };
-pub use worker_pool::Workers;
+pub use workers::Workers;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub use control_messages::reencode_control_message;

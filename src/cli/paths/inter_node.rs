@@ -5,13 +5,14 @@ use serde_json::{Value, json};
 
 use super::Arguments;
 use crate::cli::exit::Result;
-use crate::cli::report_rows::{HOST, fields_of, matching, replication_error, report};
+use crate::cli::node_report;
+use crate::cli::report_rows::{HOST, fields_of, matching, replication_error};
 use crate::cli::size::amount;
 use crate::cli::{output, text};
 
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let settings = arguments.settings.settings()?;
-    let rows = report(&settings)?;
+    let rows = node_report::report(&settings)?;
     if arguments.json { output::json(&to_json(&rows)?) } else { output::print(&to_text(&rows)) }
 }
 

@@ -476,7 +476,8 @@ impl Port {
     /// that ring is broken.
     pub fn return_all_credit(&mut self, is_idle: bool) -> bool {
         let mut has_returned = false;
-        let (io, events) = (&mut self.io, &mut self.events);
+        let io = &mut self.io;
+        let events = &mut self.events;
         let receivers = &mut self.receivers;
         self.owing_receivers.retain(|id| {
             // It may have been closed since.
@@ -488,7 +489,7 @@ impl Port {
                     receiver.queue_event(events);
                 }
             }
-            receiver.still_owes_credit()
+            receiver.update_owed_credit()
         });
         has_returned
     }

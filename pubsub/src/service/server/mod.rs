@@ -24,6 +24,7 @@ mod eviction_monitor;
 pub(super) mod fuzzing;
 #[cfg(test)]
 mod fuzzing_tests;
+mod handover;
 mod reclaimer;
 mod replication;
 mod reports;

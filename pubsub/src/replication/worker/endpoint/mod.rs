@@ -3,6 +3,7 @@
 mod device_rings;
 mod node_faults;
 mod renewal;
+mod renewal_reason;
 mod rings;
 mod selection;
 
@@ -21,8 +22,8 @@ use transfer::path::DeviceFabric;
 use self::device_rings::DeviceRings;
 pub(super) use self::device_rings::{RingEnds, RingExtent};
 use self::node_faults::NodeFaults;
-pub(super) use self::node_faults::RenewalReason;
 use self::renewal::Renewal;
+pub(super) use self::renewal_reason::RenewalReason;
 pub(crate) use self::selection::choose as choose_provider;
 use super::{Counters, NodeId, Provider, WorkerOptions};
 use crate::error::{Error, Result};

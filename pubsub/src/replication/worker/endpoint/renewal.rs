@@ -22,7 +22,8 @@ use fabric::ring::Port;
 use fabric::{AddressVector, MrMode};
 
 use super::WorkerEndpoint;
-use super::node_faults::{FaultRemedy, RenewalReason};
+use super::node_faults::FaultRemedy;
+use super::renewal_reason::RenewalReason;
 use crate::error::{Error, ErrorKind, Result};
 use crate::replication::NodeId;
 use crate::replication::worker::RENEW;
