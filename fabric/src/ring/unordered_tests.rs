@@ -108,6 +108,25 @@ fn completed_credit_queues_an_event_for_the_waiting_one() {
 }
 
 #[test]
+fn lost_credit_is_sent_again_although_no_chunk_was_taken_since() {
+    let error = Error::new(ErrorKind::ConnectionLost, "test", "a peer exited");
+    let mut ordered = pair(|capabilities| capabilities);
+    ordered.pass(1);
+    assert!(ordered.reader.return_all_credit(true));
+    assert!(!ordered.reader.return_all_credit(true));
+    let _ = ordered.reader.handle_lost_injects(&error);
+    assert!(ordered.reader.return_all_credit(true));
+
+    let mut serialized = pair(unordered);
+    serialized.pass(1);
+    assert!(serialized.reader.return_all_credit(true));
+    assert!(!serialized.reader.return_all_credit(true));
+    let number = serialized.reading.creation_epoch << 16 | u32::from(serialized.reading.ring);
+    serialized.reader.credit_completed(number, Some(&error));
+    assert!(serialized.reader.return_all_credit(true));
+}
+
+#[test]
 fn completed_credit_is_not_resent_after_lost_injects() {
     let mut pair = pair(unordered);
     pair.pass(1);

@@ -238,7 +238,7 @@ impl Port {
     }
 
     /// A credit with a completion has arrived, or was lost.
-    fn credit_completed(&mut self, number: u32, lost: Option<&Error>) {
+    pub(super) fn credit_completed(&mut self, number: u32, lost: Option<&Error>) {
         if let Some(Some(receiver)) = self.receivers.get_mut(usize::from(number as u16))
             && receiver.credit_completed(number, lost)
         {
@@ -448,7 +448,6 @@ impl Port {
             let progress = self.progress_queue()?;
             let receiver = receiver_mut(&mut self.receivers, id)?;
             if let Some(view) = receiver.take()? {
-                receiver.note_owed_credit(&mut self.owing_receivers);
                 return Ok(Some(view));
             }
             match (progress, receiver.credit_error()) {
