@@ -1,18 +1,19 @@
 //! Fabricast for C, C++ and Fortran: what `include/fabricast.h` and `include/rgaps.h` declare.
 //!
 //! Arguments are checked in [`ffi`], the only module that accesses memory of the caller, except
-//! [`device`]. Handles are looked up in tables ([`handle`], [`registry`]), so that a closed
+//! [`caller_memory`]. Handles are looked up in tables ([`handle`], [`registry`]), so that a closed
 //! one is an error and never a wild pointer. The rest is safe code over `pubsub` and `transfer`.
 //!
 //! Modules, each importing only those before it: `status`, `failure`, `timeout`, `handle`,
-//! `ffi`, `registry`, `exclusive`, `device`, `network`, `variables`, `layout`, `log`, `node`,
-//! `topic`, `publisher`, `subscriber`, `stream`, `release`, `memory`, `share`, `agent`, `rgaps`.
+//! `ffi`, `registry`, `exclusive`, `caller_memory`, `network`, `variables`, `layout`, `log`,
+//! `node`, `topic`, `publisher`, `subscriber`, `stream`, `release`, `memory`, `share`, `agent`,
+//! `rgaps`.
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("handles have 64 bits: for machines with 64-bit pointers only");
 
 mod agent;
-mod device;
+mod caller_memory;
 mod exclusive;
 mod failure;
 #[cfg(test)]

@@ -10,7 +10,7 @@ use ipc::Interruption;
 use pubsub::MemoryLocation;
 use transfer::{Buffer, HostBuffer};
 
-use crate::device;
+use crate::caller_memory;
 use crate::exclusive::interrupted;
 use crate::failure::{Failure, Operation, Result};
 use crate::ffi::{CallerRange, Out, Text, UserData, export};
@@ -154,7 +154,7 @@ export! {
     ) -> i32, c"adopt memory" {
         let used = Arc::new(());
         let owner = Owner::Waiting(Arc::downgrade(&used));
-        let buffer = device::adopt_memory(OPERATION, pointer, used)?;
+        let buffer = caller_memory::adopt_memory(OPERATION, pointer, used)?;
         memory.put(registry::open(OPERATION, OpenMemory::new(buffer, owner))?)
     }
 
@@ -166,7 +166,7 @@ export! {
         memory: Out<'_, *mut OpenMemory>,
     ) -> i32, c"adopt memory" {
         let release = Arc::new(Release::new(OPERATION, release, user_data)?);
-        let buffer = device::adopt_memory(OPERATION, pointer, Arc::clone(&release))?;
+        let buffer = caller_memory::adopt_memory(OPERATION, pointer, Arc::clone(&release))?;
         let opened = registry::open(OPERATION, OpenMemory::new(buffer, Owner::Notified))?;
         release.arm();
         memory.put(opened)

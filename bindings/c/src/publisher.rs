@@ -9,7 +9,7 @@ use gpu::{Device, Slice, Stream};
 use ipc::Interruption;
 use pubsub::{Attempt, ErrorKind, Loan, MemoryLocation, Publisher, Topic};
 
-use crate::device::{self, CallerMemory};
+use crate::caller_memory::{self, CallerMemory};
 use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Operation, Result};
 use crate::ffi::{CallerRange, Out, OutStruct, export};
@@ -65,7 +65,7 @@ impl OpenPublisher {
         from: CallerRange<'_>,
         timeout: Timeout,
     ) -> Result<()> {
-        match (&device::find(self.memory, operation, from)?, timeout) {
+        match (&caller_memory::find(self.memory, operation, from)?, timeout) {
             (CallerMemory::Host(bytes), _) => return self.push(bytes, timeout),
             (CallerMemory::Device(slice), _) if !self.can_copy_from(slice) => {
                 let device = slice.memory().mapped_for().clone();
@@ -97,7 +97,7 @@ impl OpenPublisher {
     ) -> Result<()> {
         let publisher = &self.publisher;
         if from.length() > 0 {
-            let from = device::slice(self.memory, operation, from)?;
+            let from = caller_memory::slice(self.memory, operation, from)?;
             match timeout {
                 Timeout::Now => publisher.try_push_on(stream, &from)?.ok_or(NO_SPACE)?,
                 _ => publisher.push_on(stream, &from, timeout.as_duration())?,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use gpu::Stream;
 use pubsub::{Loan, Readiness};
 
-use crate::device;
+use crate::caller_memory;
 use crate::exclusive::Exclusive;
 use crate::ffi::{CallerRange, Out, OutStruct, export};
 use crate::handle::{Handle, kind};
@@ -28,7 +28,7 @@ export! {
         stream: Out<'_, *mut Stream>,
     ) -> i32, c"open stream" {
         let memory = topic.find(OPERATION)?.topic.settings()?.memory;
-        let adopted = device::adopt(memory, OPERATION, handle.addr() as u64)?;
+        let adopted = caller_memory::adopt(memory, OPERATION, handle.addr() as u64)?;
         stream.put(registry::open(OPERATION, adopted)?)
     }
 
