@@ -42,7 +42,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     cores: Option<Vec<usize>>,
     /// How both sides wait
-    #[arg(long, value_enum, default_value_t = Wait::Busy)]
+    #[arg(long, value_enum, default_value_t = Wait::Poll)]
     waiting: Wait,
     /// The threading model declared to libfabric (each process has one thread)
     #[arg(long, value_enum, default_value_t = ThreadingMode::Safe)]
@@ -79,7 +79,7 @@ fn plan(
         return Err(refuse(format!("at most {MOST_ITERATIONS} iterations")));
     }
     let (operation, mode) = (arguments.operation, arguments.mode);
-    if operation == Operation::Write && mode == Mode::Lat && arguments.waiting != Wait::Busy {
+    if operation == Operation::Write && mode == Mode::Lat && arguments.waiting != Wait::Poll {
         return Err(refuse(
             "a plain write generates no completion at the target, so it cannot be waited for asleep: \
              use --waiting busy, or --op writedata"

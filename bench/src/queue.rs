@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     cores: Option<Vec<usize>>,
     /// How readers wait
-    #[arg(long, value_enum, default_value_t = Wait::Busy)]
+    #[arg(long, value_enum, default_value_t = Wait::Poll)]
     waiting: Wait,
     /// Entries; accepts K, M, G
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "100K")]

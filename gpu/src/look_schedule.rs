@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// A sleep that ends this long before the estimated end is over in time: it takes 3 µs longer, and
 /// the thread some microseconds to continue.
-const MARGIN: Duration = Duration::from_micros(12);
+const MARGIN: Duration = Duration::from_micros(9);
 /// Sleeps beyond this are late by more, because the core itself sleeps then. They end early, and a
 /// shorter one follows.
 const LONG_SLEEP: Duration = Duration::from_micros(200);
@@ -76,8 +76,17 @@ impl Pause {
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct CopyTimes {
-    /// Nanoseconds of a byte, by the logarithm of the length; 0 if unknown.
-    of_byte: [f64; Self::CLASSES],
+    /// By the logarithm of the length.
+    classes: [CopyTime; Self::CLASSES],
+}
+
+/// What was seen of copies of similar length.
+#[derive(Debug, Clone, Copy, Default)]
+struct CopyTime {
+    /// Nanoseconds of a byte; 0 if unknown.
+    of_byte: f64,
+    /// Copies whose end was seen late, one after the other.
+    misses: u32,
 }
 
 impl CopyTimes {
@@ -96,7 +105,7 @@ impl CopyTimes {
     /// is too short for a sleep.
     #[must_use]
     pub fn estimate(&self, length: u64) -> Option<Duration> {
-        let of_byte = self.of_byte[Self::class(length)?];
+        let of_byte = self.classes[Self::class(length)?].of_byte;
         (of_byte != 0.0).then(|| Duration::from_nanos((of_byte * length as f64) as u64))
     }
 
@@ -105,19 +114,23 @@ impl CopyTimes {
     pub fn learn(&mut self, length: u64, at_least: Duration, at_most: Duration) {
         let Some(class) = Self::class(length) else { return };
         let known = self.estimate(length);
+        let class = &mut self.classes[class];
+        let is_exact = is_exact(at_least, at_most);
+        class.misses = if is_exact { 0 } else { class.misses.saturating_add(1) };
         let middle = at_least + at_most.saturating_sub(at_least) / 2;
-        let seen = match known {
-            _ if is_exact(at_least, at_most) => at_least,
-            // The estimate is too long, or the system delayed the thread: the next sleep is shorter.
-            Some(known) => middle.clamp(known * 7 / 8, known).max(at_least),
+        let kept = match known {
             None if at_least.is_zero() => middle,
             None => at_least,
+            Some(known) if is_exact && at_least > known => known + (at_least - known) / 2,
+            Some(_) if is_exact => at_least,
+            // The system delayed the thread, or the estimate is too long, which is likely after
+            // several misses: the next sleep is shorter.
+            Some(known) => {
+                let part = 64 >> class.misses.min(4);
+                middle.clamp(known - known / part, known).max(at_least)
+            }
         };
-        let kept = match known {
-            Some(known) if seen > known => known + (seen - known) / 2,
-            _ => seen,
-        };
-        self.of_byte[class] = (kept.as_nanos().max(1) as f64) / length as f64;
+        class.of_byte = (kept.as_nanos().max(1) as f64) / length as f64;
     }
 }
 
@@ -229,7 +242,7 @@ mod tests {
         }
         delays.sort();
         assert!(delays[100] <= MICROSECOND && delays[170] <= 10 * MICROSECOND, "{delays:?}");
-        assert!(spun / 200 <= takes / 4, "{:?}", spun / 200);
+        assert!(spun / 200 <= takes / 8, "{:?}", spun / 200);
     }
 
     #[test]

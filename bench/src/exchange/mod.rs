@@ -154,14 +154,14 @@ impl ExchangeSide {
     #[inline(always)] // what polls is measured: a call and a copy less each time
     fn turn(&mut self) -> Result<Option<Completion>, Failure> {
         let outcome = match self.peer_watchdog.waiting {
-            Wait::Busy => {
+            Wait::Poll => {
                 let outcome = self.queue.poll();
                 if outcome.is_none() {
                     self.queue.pause();
                 }
                 outcome
             }
-            Wait::Adaptive | Wait::Block => self.nap()?,
+            Wait::Default | Wait::Block => self.nap()?,
         };
         self.peer_watchdog.check_peer()?;
         match outcome {

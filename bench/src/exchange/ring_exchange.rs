@@ -288,15 +288,15 @@ fn next_frame(
 fn progress(port: &mut Port, peer_watchdog: &mut PeerWatchdog) -> Result<bool, Failure> {
     peer_watchdog.check_peer()?;
     let progress = match peer_watchdog.waiting {
-        Wait::Busy => port.progress(),
-        Wait::Adaptive | Wait::Block => port.wait(SLEEP_SLICE),
+        Wait::Poll => port.progress(),
+        Wait::Default | Wait::Block => port.wait(SLEEP_SLICE),
     };
     match progress {
         Ok(PortEvent::Ring) => {
             peer_watchdog.record_progress();
             Ok(true)
         }
-        Ok(PortEvent::Idle) if peer_watchdog.waiting == Wait::Busy => {
+        Ok(PortEvent::Idle) if peer_watchdog.waiting == Wait::Poll => {
             port.pause();
             Ok(false)
         }
