@@ -42,7 +42,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     cores: Option<Vec<usize>>,
     /// How both sides wait
-    #[arg(long, value_enum, default_value_t = Wait::Busy)]
+    #[arg(long, value_enum, default_value_t = Wait::Default)]
     waiting: Wait,
     /// The threading model declared to libfabric (each process has one thread)
     #[arg(long, value_enum, default_value_t = ThreadingMode::Safe)]
@@ -79,10 +79,10 @@ fn plan(
         return Err(refuse(format!("at most {MOST_ITERATIONS} iterations")));
     }
     let (operation, mode) = (arguments.operation, arguments.mode);
-    if operation == Operation::Write && mode == Mode::Lat && arguments.waiting != Wait::Busy {
+    if operation == Operation::Write && mode == Mode::Lat && arguments.waiting != Wait::Poll {
         return Err(refuse(
             "a plain write generates no completion at the target, so it cannot be waited for asleep: \
-             use --waiting busy, or --op writedata"
+             use --waiting poll, or --op writedata"
                 .to_owned(),
         ));
     }
@@ -156,6 +156,8 @@ impl Metrics for FabricMetrics {
             "p99.9 µs",
             "GB/s",
             "waiting",
+            "cpu µs",
+            "peer cpu µs",
             "cores",
             "data",
         ];
@@ -170,6 +172,8 @@ impl Metrics for FabricMetrics {
             number(common.p999_us),
             number(Some(common.gb_per_s)),
             common.waiting.clone(),
+            number(common.cpu_us),
+            number(common.peer_cpu_us),
             cores,
             if common.verified { "verified" } else { "CORRUPTED" }.to_owned(),
         ];
@@ -191,7 +195,12 @@ mod tests {
     fn json(more: &[&str], samples: Vec<u64>, elapsed: u64) -> String {
         let arguments = arguments(more);
         let (_, measure) = plan(&arguments, [None; 2]).unwrap();
-        let measured = Measured { samples, elapsed, verified: true };
+        let measured = Measured {
+            samples,
+            elapsed,
+            verified: true,
+            processor_times: crate::exchange::ProcessorTimes::default(),
+        };
         report(&arguments, &measure, measured).line().unwrap()
     }
 
@@ -200,7 +209,7 @@ mod tests {
         let text = json(&["--cores", "0,1"], vec![1000, 2000, 1500], 0);
         let fixed = "{\"p50_us\":0.75,\"p99_us\":1.0,\"p999_us\":1.0,\"gb_per_s\":0.085333,\
                      \"bytes\":64,\"iterations\":10000,\"provider\":\"shm\",\
-                     \"waiting\":\"busy\",\"cores\":[0,1],\"verified\":true,";
+                     \"waiting\":\"default\",\"cpu_us\":0.0,\"peer_cpu_us\":0.0,\"cores\":[0,1],\"verified\":true,";
         assert!(text.starts_with(fixed), "{text}");
     }
 

@@ -11,6 +11,7 @@ use nix::libc;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{Pid, alarm};
 
 use crate::worker::children;
@@ -18,6 +19,11 @@ use crate::worker::children;
 /// How long one call into libfabric may take: a peer that was killed while it held a lock in shared
 /// memory can block it forever.
 const STALL_ALARM: Duration = Duration::from_secs(30);
+
+/// Processor time of this process so far, in programs and in the kernel.
+pub(crate) fn processor_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+}
 
 /// Pins the calling thread to this core, and threads and processes that it starts.
 pub(crate) fn pin(core: usize) -> Result<(), Failure> {

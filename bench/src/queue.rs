@@ -1,16 +1,16 @@
 //! `fabricast bench queue`: from a publisher in one process to readers in others.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ipc::{MappedWords, OverflowPolicy, Queue, QueueSetup, WaitStrategy, WordRange};
 use serde::{Deserialize, Serialize};
 
-use super::report::{Common, Metrics, Report};
+use super::report::{Common, Metrics, Report, rounded};
 use super::worker_group::{
     LONGEST, SharedSegment, Task, WorkerGroup, WorkerResult, empty_histogram, now,
 };
 use crate::exchange::plan::{Wait, name_of};
-use crate::process::pin;
+use crate::process::{pin, processor_time};
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::{size, text};
@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     cores: Option<Vec<usize>>,
     /// How readers wait
-    #[arg(long, value_enum, default_value_t = Wait::Busy)]
+    #[arg(long, value_enum, default_value_t = Wait::Default)]
     waiting: Wait,
     /// Entries; accepts K, M, G
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "100K")]
@@ -77,6 +77,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     group.start_workers(&tasks)?;
     group.begin()?;
     let caller = group.shared.caller();
+    let mut here = Duration::ZERO;
     let pause = arguments.waiting.pause();
     let end = Instant::now() + LONGEST;
     let mut spin = WaitStrategy::Busy;
@@ -85,6 +86,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         while resting.elapsed() < pause {
             std::hint::spin_loop();
         }
+        let processor_time_before = processor_time();
         let stamp = now();
         let entry = [stamp, number, stamp ^ number];
         let published =
@@ -98,14 +100,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 ));
             }
         }
+        here += processor_time() - processor_time_before;
     }
     let results = group.results::<()>()?;
+    let of_each =
+        |time: Duration| Some(rounded(time.as_secs_f64() * 1e6 / arguments.iterations as f64));
     let samples: Histogram = results.iter().map(|done| &done.samples).collect();
     let common = Common {
         bytes: 24,
         iterations: arguments.iterations,
         provider: "queue".to_owned(),
         waiting: name_of(arguments.waiting),
+        cpu_us: of_each(here),
+        peer_cpu_us: of_each(results.iter().map(|done| done.processor_time).sum()),
         cores: arguments.cores.clone(),
         verified: results.iter().all(|done| done.verified),
         ..Common::of(&samples, 1.0)
@@ -122,7 +129,7 @@ impl Metrics for QueueMetrics {
             "{}, {}: p50 {p50:.3}, p99 {p99:.3}, p99.9 {p999:.3} us one way\n",
             text::count_of(self.readers, "reader"),
             common.waiting,
-        )
+        ) + &common.waiting_line()
     }
 }
 

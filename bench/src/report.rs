@@ -16,6 +16,9 @@ pub(crate) struct Common {
     pub(crate) iterations: u64,
     pub(crate) provider: String,
     pub(crate) waiting: String,
+    /// Processor time of an operation, of this process and of the other one or all others.
+    pub(crate) cpu_us: Option<f64>,
+    pub(crate) peer_cpu_us: Option<f64>,
     pub(crate) cores: Option<Vec<usize>>,
     pub(crate) verified: bool,
 }
@@ -25,6 +28,18 @@ impl Common {
     pub(crate) fn of(samples: &Histogram, share: f64) -> Self {
         let at = |quantile| Some(rounded(samples.microseconds(quantile)? * share));
         Self { p50_us: at(0.5), p99_us: at(0.99), p999_us: at(0.999), ..Self::default() }
+    }
+
+    /// How both sides waited, and what that cost, as a line.
+    pub(crate) fn waiting_line(&self) -> String {
+        let microseconds =
+            |time: Option<f64>| time.map_or("?".to_owned(), |time| format!("{time:.2} us"));
+        format!(
+            "waiting: {}; processor time of an operation: {} here, {} of the peer\n",
+            self.waiting,
+            microseconds(self.cpu_us),
+            microseconds(self.peer_cpu_us)
+        )
     }
 
     /// The percentiles; 0 without samples.

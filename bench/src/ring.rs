@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     cores: Option<Vec<usize>>,
     /// How both sides wait
-    #[arg(long, value_enum, default_value_t = Wait::Busy)]
+    #[arg(long, value_enum, default_value_t = Wait::Default)]
     waiting: Wait,
     /// Local address to bind to, for network providers [default: the loopback address, or that of
     /// the connection to the other side]
@@ -274,7 +274,7 @@ impl Metrics for RingMetrics {
             common.provider,
             self.notify,
             common.gb_per_s,
-        )
+        ) + &common.waiting_line()
     }
 }
 

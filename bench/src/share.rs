@@ -11,6 +11,7 @@ use transfer::{
 };
 
 use super::core_pair::core_pair;
+use super::exchange::plan::{Wait, name_of};
 use super::report::{Common, Metrics, Report, median};
 use super::worker_group::{SharedSegment, Task, WorkerGroup, WorkerResult};
 use command::exit::Failure;
@@ -131,7 +132,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         bytes: arguments.size,
         iterations: arguments.iterations,
         provider: device.name().to_string(),
-        waiting: "poll".to_owned(),
+        waiting: name_of(Wait::Default),
         cores: arguments.cores.clone(),
         verified: done.verified,
         ..Common::of(&done.samples, 1.0)
@@ -227,8 +228,9 @@ impl Task for OpenTask {
             elapsed: since(start),
             iterations: self.iterations,
             verified,
-            involuntary_switches: 0,
             detail: OpenResult { requested, cached, mapped_rate, own, ratio },
+            involuntary_switches: 0,
+            processor_time: Duration::ZERO,
         })
     }
 }

@@ -113,7 +113,7 @@ fn send_messages(arguments: &Arguments, mode: Mode) -> Result<(), Failure> {
     let [local, remote] = core_pair(arguments.cores.as_deref())?;
     let plan = Plan {
         offer_query: OfferQuery::new(&arguments.provider),
-        waiting: Wait::Busy,
+        waiting: Wait::Poll,
         core: remote,
         exchange: Exchange::Polled(exchange.clone()),
     };

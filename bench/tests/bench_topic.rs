@@ -55,7 +55,7 @@ fn started_process_has_its_own_core() {
     };
     let _lock = lock_measurements();
     let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast-bench"));
-    command.args(["topic", "--inter-node", "--waiting", "adaptive", "--iters", "22"]);
+    command.args(["topic", "--inter-node", "--waiting", "default", "--iters", "22"]);
     command.args(["--cores", &format!("{first},{second}")]).env_remove("FI_PROVIDER");
     let mut bench = command.stdout(Stdio::null()).spawn().unwrap();
     let number = bench.id().to_string();

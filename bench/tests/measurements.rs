@@ -97,7 +97,7 @@ fn measurements_verify_their_data() {
                     "--window",
                     "4",
                     "--waiting",
-                    "busy",
+                    "poll",
                 ]);
                 assert_eq!(out.lines().count(), 3, "a table, then the JSON line: {out}");
                 let report = last_line(&out);
@@ -158,12 +158,12 @@ fn shared_allocator_and_queue_are_measured() {
         &["alloc", "--processes", "2", "--iters", "2000"][..],
         &["alloc", "--fixed", "--size", "4K", "--iters", "2000"],
         &["queue", "--readers", "2", "--waiting", "block", "--iters", "200"],
-        &["queue", "--waiting", "adaptive", "--iters", "200"],
+        &["queue", "--waiting", "default", "--iters", "200"],
         &["share", "--device", "emulated:0", "--size", "1M", "--iters", "5"],
         &["share", "--device", "emulated:0", "--reader", "emulated:1", "--size", "4K"],
     ] {
         let out = succeed(more);
-        let lines = if more[0] == "share" { 3 } else { 2 };
+        let lines = if more[0] == "alloc" { 2 } else { 3 };
         assert_eq!(out.lines().count(), lines, "lines of text, then the JSON line: {out}");
         let line = out.lines().last().unwrap_or_default();
         assert!(line.starts_with("{\"p50_us\":"), "{line}");
@@ -197,7 +197,7 @@ fn messages_through_a_ring_are_verified() {
             &["--iters", "50", "--size", "12", "--chunk", "3"],
             &["--mode", "bw", "--size", "65539", "--chunk", "64K", "--iters", "50"],
             &["--mode", "bw", "--size", "300K", "--ring-size", "64K", "--iters", "20"],
-            &["--mode", "bw", "--size", "1M", "--iters", "64", "--waiting", "adaptive"],
+            &["--mode", "bw", "--size", "1M", "--iters", "64", "--waiting", "default"],
             &["--mode", "bw", "--size", "100K", "--iters", "64", "--notify", "msg"],
         ] {
             let out = succeed(&[&["ring", "--provider", provider], more].concat());
@@ -280,7 +280,7 @@ fn messages_through_polled_memory_are_verified() {
 fn blocking_sides_complete() {
     let _lock = lock_measurements();
     for provider in providers() {
-        for waiting in ["adaptive", "block"] {
+        for waiting in ["default", "block"] {
             for operation in ["writedata", "read", "send"] {
                 let out = succeed(&[
                     "fabric",

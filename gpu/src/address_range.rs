@@ -27,11 +27,20 @@ pub(crate) struct AddressRange {
 struct Pieces {
     mapped: u64,
     list: Vec<Piece>,
-    /// The number of the pieces' device: all are located on one device.
-    resident: Option<u32>,
+    /// The pieces' device: all are located on one.
+    resident: Option<Resident>,
     /// The last piece was not a multiple of the granularity: a further piece would have another
     /// offset here than at its origin.
     is_at_end: bool,
+}
+
+/// The device of physical memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Resident {
+    /// With this number in this process.
+    Visible(u32),
+    /// This process does not see it.
+    Hidden,
 }
 
 struct Piece {
@@ -74,7 +83,8 @@ impl AddressRange {
     }
 
     pub(crate) fn is_open_to(&self, number: u32) -> bool {
-        self.open_to.contains(&number) || lock(&self.pieces).resident == Some(number)
+        self.open_to.contains(&number)
+            || lock(&self.pieces).resident == Some(Resident::Visible(number))
     }
 
     /// Allocates memory and maps it behind the last piece.
@@ -85,7 +95,8 @@ impl AddressRange {
         let mut pieces = lock(&self.pieces);
         self.device.charges().charge(operation, length)?;
         let created = driver.create(length).and_then(|physical| {
-            self.map(&mut pieces, physical, length, self.device.name().number, true)
+            let resident = Resident::Visible(self.device.name().number);
+            self.map(&mut pieces, physical, length, resident, true)
         });
         created.inspect_err(|_| self.device.charges().give_back(length))
     }
@@ -109,15 +120,21 @@ impl AddressRange {
             );
             return Err(Error::new(operation, ErrorKind::OutOfBounds, detail));
         }
-        let (physical, resident) = driver.import(descriptor, length)?;
-        let name = DeviceName { number: resident, ..self.device.name() };
-        if driver.peer_access(resident)? == PeerAccess::None
-            && resident != self.device.name().number
+        let (physical, number) = driver.import(descriptor, length)?;
+        if let Some(number) = number
+            && driver.peer_access(number)? == PeerAccess::None
+            && number != self.device.name().number
         {
+            let name = DeviceName { number, ..self.device.name() };
             return Err(unreachable_from(operation, self.device.name(), name));
         }
-        if pieces.resident.is_some_and(|other| other != resident) {
-            let detail = format!("the piece is on {name}, the others are on another device");
+        // Mapping memory of a hidden device shows whether this device reaches it.
+        let resident = number.map_or(Resident::Hidden, Resident::Visible);
+        if let Some(other) = pieces.resident
+            && other != resident
+        {
+            let detail =
+                format!("the piece is on another device than the others: {resident:?}, {other:?}");
             return Err(Error::new(operation, ErrorKind::InvalidHandle, detail));
         }
         let mapped = self.map(&mut pieces, physical, length, resident, false);
@@ -137,7 +154,7 @@ impl AddressRange {
         pieces: &mut Pieces,
         physical: Box<dyn PhysicalMemory>,
         length: u64,
-        resident: u32,
+        resident: Resident,
         is_charged: bool,
     ) -> Result<()> {
         let Some(raw) = &self.raw else { return Ok(()) };
@@ -145,8 +162,10 @@ impl AddressRange {
         let mut devices = self.open_to.clone();
         // Both the mapping device and the device of the memory need access, or one of them
         // faults.
-        if !devices.contains(&resident) {
-            devices.push(resident);
+        if let Resident::Visible(number) = resident
+            && !devices.contains(&number)
+        {
+            devices.push(number);
         }
         raw.map(offset, &*physical, &devices)?;
         pieces.mapped += length;
@@ -165,10 +184,17 @@ impl AddressRange {
         Ok((piece.physical.export()?, piece.length))
     }
 
-    /// The device of the pieces, if there are any.
+    /// The device of the pieces, if there are any and this process sees it.
     pub(crate) fn resident(&self) -> Option<DeviceName> {
-        let number = lock(&self.pieces).resident?;
-        Some(DeviceName { number, ..self.device.name() })
+        match lock(&self.pieces).resident {
+            Some(Resident::Visible(number)) => Some(DeviceName { number, ..self.device.name() }),
+            Some(Resident::Hidden) | None => None,
+        }
+    }
+
+    /// Are the pieces on a device that this process does not see?
+    pub(crate) fn is_hidden(&self) -> bool {
+        lock(&self.pieces).resident == Some(Resident::Hidden)
     }
 
     pub(crate) fn lengths(&self) -> Vec<u64> {

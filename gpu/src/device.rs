@@ -142,6 +142,10 @@ impl DeviceName {
     pub fn uuid(self) -> Result<Uuid> {
         match self.implementation {
             Implementation::Cuda => cuda::uuid(self.number).map_err(|error| error.on(self)),
+            Implementation::Emulated if !emulated::is_visible(self.number) => {
+                let detail = "a test hides it";
+                Err(Error::new("read properties", ErrorKind::NoSuchDevice, detail).of(self))
+            }
             Implementation::Emulated => Ok(emulated::uuid(self.number)),
         }
     }
@@ -246,6 +250,33 @@ impl Device {
             }
         }
         Err(Error::new("find device by UUID", ErrorKind::NoSuchDevice, detail))
+    }
+
+    /// Opens the device with this UUID or, if this process does not see it, the first device of the
+    /// process that may map its memory: importing it shows whether that one can.
+    ///
+    /// ```
+    /// let seen = gpu::Device::open("emulated:1".parse()?)?;
+    /// let found = gpu::Device::for_memory_of(seen.properties().uuid)?;
+    /// assert_eq!(found.name(), seen.name());
+    /// # Ok::<(), gpu::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if this process sees no such device.
+    pub fn for_memory_of(uuid: Uuid) -> Result<Self> {
+        let not_found = match Self::find(uuid) {
+            Err(error) if error.kind() == ErrorKind::NoSuchDevice => error,
+            found => return found,
+        };
+        let implementation = match emulated::has_uuid(uuid) {
+            true => Implementation::Emulated,
+            false => Implementation::Cuda,
+        };
+        match Self::count(implementation) {
+            Ok(1..) => Self::open(DeviceName { implementation, number: 0 }),
+            _ => Err(not_found),
+        }
     }
 
     /// Opens all devices. This creates contexts, which takes time.

@@ -18,8 +18,8 @@ pub(crate) trait PhysicalMemory: Any + Debug + Send + Sync {
     fn export(&self) -> Result<OwnedFd>;
 }
 
-/// Imported memory, and the number of its device.
-pub(crate) type Imported = (Box<dyn PhysicalMemory>, u32);
+/// Imported memory, and the number of its device; None if this process does not see that device.
+pub(crate) type Imported = (Box<dyn PhysicalMemory>, Option<u32>);
 
 /// Physical memory that some library mapped, its address and its length.
 pub(crate) type Mapped = (Box<dyn PhysicalMemory>, u64, u64);

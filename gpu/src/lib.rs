@@ -17,8 +17,8 @@
 //! This crate has no knowledge of networks, or of what other processes do with exported memory.
 //!
 //! Modules, each importing only those before it: `device_name`, `error`, `properties`,
-//! `pointer_attributes`, `budget`, `checksum`, `reuse`, `waiting`, `driver`,
-//! `stream_waits`, `deferred_free`, `legacy_handle`, `cuda`, `emulated`, `device`, `link_counters`,
+//! `pointer_attributes`, `budget`, `checksum`, `reuse`, `look_schedule`, `waiting`,
+//! `driver`, `stream_waits`, `deferred_free`, `legacy_handle`, `cuda`, `emulated`, `device`, `link_counters`,
 //! `event`, `address_range`, `foreign`, `memory`, `importer`, `stream`, `block_allocator`, `pool`.
 
 mod address_range;
@@ -37,6 +37,7 @@ mod foreign;
 mod importer;
 mod legacy_handle;
 mod link_counters;
+mod look_schedule;
 mod memory;
 mod pointer_attributes;
 mod pool;
@@ -56,6 +57,7 @@ pub use event::{Event, Point};
 pub use importer::Importer;
 pub use legacy_handle::{LegacyHandle, open_legacy_handles};
 pub use link_counters::{LinkBytes, LinkCounters};
+pub use look_schedule::{CopyTimes, Pause, is_exact};
 pub use memory::{HostMapping, Memory, Pieces, Slice, WeakMemory};
 pub use pointer_attributes::{Allocator, PointerAttributes};
 pub use pool::{Pool, PoolStatistics};

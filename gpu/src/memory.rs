@@ -179,11 +179,26 @@ impl Memory {
         self.0.length.load(Ordering::Acquire)
     }
 
-    /// The device that it is located on; None for the host.
+    /// The device that it is located on; None for the host. For memory of a device that this process
+    /// does not see, and for memory opened by legacy handle, it is the device that maps it, as for
+    /// the driver.
     #[must_use]
     pub fn device(&self) -> Option<DeviceName> {
         // Imported memory is located where its pieces are.
         self.address_range().and_then(AddressRange::resident).or(self.0.resident)
+    }
+
+    /// Was it imported from a device that this process does not see? Not known of memory opened by
+    /// legacy handle.
+    ///
+    /// ```
+    /// let device = gpu::Device::open("emulated:0".parse()?)?;
+    /// assert!(!device.allocate(4096)?.is_of_hidden_device());
+    /// # Ok::<(), gpu::Error>(())
+    /// ```
+    #[must_use]
+    pub fn is_of_hidden_device(&self) -> bool {
+        self.address_range().is_some_and(AddressRange::is_hidden)
     }
 
     /// Is it read-only? Streams refuse to write to it.

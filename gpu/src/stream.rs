@@ -17,6 +17,7 @@ use crate::device::Device;
 use crate::driver::{DeviceDriver, EventDriver, PinnedBuffer, StreamDriver};
 use crate::error::{Error, ErrorKind, Result, proves_idle};
 use crate::event::{Event, Point};
+use crate::look_schedule::CopyTimes;
 use crate::memory::{Memory, MemoryInner, Slice};
 use crate::reuse::ReusePool;
 use crate::stream_waits::StreamWaits;
@@ -89,6 +90,16 @@ struct InFlight {
     events: ReusePool<dyn EventDriver>,
     /// Empty: its capacity is reused for released references.
     spare: Vec<Retained>,
+    /// Copies since the stream was last known to be idle.
+    unfinished: Option<Unfinished>,
+    times: CopyTimes,
+}
+
+/// Copies that were not waited for.
+#[derive(Clone, Copy)]
+struct Unfinished {
+    since: Instant,
+    bytes: u64,
 }
 
 /// The references that an operation holds.
@@ -143,7 +154,18 @@ impl Stream {
         self.begin(operation, &[to, from], None, |raw| {
             // SAFETY: both are kept alive until an event behind the copy is done.
             unsafe { raw.copy(to.address(), from.address(), to.length()) }
-        })
+        })?;
+        self.note_copy(to.length());
+        Ok(())
+    }
+
+    /// Takes a copy that has begun into account, for a wait.
+    fn note_copy(&self, bytes: u64) {
+        if bytes >= CopyTimes::SHORTEST {
+            let mut in_flight = lock(&self.in_flight);
+            let new = || Unfinished { since: Instant::now(), bytes: 0 };
+            in_flight.unfinished.get_or_insert_with(new).bytes += bytes;
+        }
     }
 
     /// Fills with a byte.
@@ -312,10 +334,24 @@ impl Stream {
     pub fn synchronize(&self, timeout: Duration) -> Result<()> {
         let operation = "synchronize stream";
         let driver = self.device.driver(operation)?;
-        let last = self.mark(driver, &mut lock(&self.in_flight))?;
-        waiting::wait_until(operation, timeout, || driver.is_event_done(&*last))
-            .map_err(|error| error.on(self.device.name()))?;
-        self.sweep(driver, lock(&self.in_flight));
+        let (last, unfinished, estimate) = {
+            let mut in_flight = lock(&self.in_flight);
+            let last = self.mark(driver, &mut in_flight)?;
+            let unfinished = in_flight.unfinished.take();
+            let estimate =
+                unfinished.and_then(|of| Some(of.since + in_flight.times.estimate(of.bytes)?));
+            (last, unfinished, estimate)
+        };
+        let in_progress =
+            waiting::wait_for_end(operation, timeout, estimate, || driver.is_event_done(&*last))
+                .map_err(|error| error.on(self.device.name()))?;
+        let done = Instant::now();
+        let mut in_flight = lock(&self.in_flight);
+        if let Some(Unfinished { since, bytes }) = unfinished {
+            let at_least = in_progress.map_or(Duration::ZERO, |at| at - since);
+            in_flight.times.learn(bytes, at_least, done - since);
+        }
+        self.sweep(driver, in_flight);
         Ok(())
     }
 
@@ -450,6 +486,9 @@ impl Stream {
         }
         let mut done = std::mem::take(&mut in_flight.spare);
         done.extend(in_flight.retained.drain(..count));
+        if in_flight.retained.is_empty() {
+            in_flight.unfinished = None;
+        }
         drop(in_flight);
         done.clear();
         lock(&self.in_flight).spare = done;

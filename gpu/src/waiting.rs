@@ -1,41 +1,52 @@
 //! Waiting for devices, always with a deadline.
 //!
 //! The driver's own waits have no deadline: a wait for a copy that waits for a dead peer would
-//! never end. So this module polls, first often, then with growing pauses.
+//! never end. So this module looks for the end, as [`look_schedule`](crate::look_schedule) says.
 
 use std::time::{Duration, Instant};
 
-use threads::RetryBackoff;
+use threads::ExactTimer;
 
 use crate::error::{Error, ErrorKind, Result, proves_idle};
+use crate::look_schedule::Pause;
 
-/// How long to poll without a pause: a copy of some kilobytes takes less.
-const SPIN_TIME: Duration = Duration::from_micros(30);
-const POLL_BACKOFF: RetryBackoff =
-    RetryBackoff::new(Duration::from_micros(10), Duration::from_micros(500));
-
-/// Polls until the result is true, or the time is over.
+/// Looks until the result is true, or the time is over.
 pub(crate) fn wait_until(
     operation: &'static str,
     timeout: Duration,
-    mut is_done: impl FnMut() -> Result<bool>,
+    is_done: impl FnMut() -> Result<bool>,
 ) -> Result<()> {
+    wait_for_end(operation, timeout, None, is_done).map(drop)
+}
+
+/// Looks until the result is true, which is estimated to be at this time. Returns when it was last
+/// false; None if it was true at first.
+pub(crate) fn wait_for_end(
+    operation: &'static str,
+    timeout: Duration,
+    estimate: Option<Instant>,
+    mut is_done: impl FnMut() -> Result<bool>,
+) -> Result<Option<Instant>> {
     let start = Instant::now();
-    let mut backoff = POLL_BACKOFF;
+    let mut in_progress = None;
     loop {
         if is_done()? {
-            return Ok(());
+            return Ok(in_progress);
         }
-        let waited = start.elapsed();
+        let now = Instant::now();
+        in_progress = Some(now);
+        let waited = now - start;
         if waited >= timeout {
             let detail = format!("no completion within {waited:?}");
             return Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail));
         }
-        if waited < SPIN_TIME {
-            std::hint::spin_loop();
-            continue;
+        match Pause::for_end(now, start, estimate) {
+            Pause::Spin => std::hint::spin_loop(),
+            Pause::Until(until) => {
+                let _exact = ExactTimer::set();
+                std::thread::sleep((until - now).min(timeout - waited));
+            }
         }
-        std::thread::sleep(backoff.next_pause().min(timeout - waited));
     }
 }
 

@@ -86,6 +86,20 @@ impl Error {
         error.at(path)
     }
 
+    /// Did the driver of a device refuse the memory, and would refuse it again?
+    pub(crate) fn is_refusal_of_driver(&self) -> bool {
+        use gpu::ErrorKind::{
+            InvalidArgument, InvalidHandle, NoPeerAccess, NoSuchDevice, NotSupported,
+        };
+        let of_driver = self.source().and_then(|cause| cause.downcast_ref::<gpu::Error>());
+        of_driver.is_some_and(|cause| {
+            matches!(
+                cause.kind(),
+                InvalidArgument | InvalidHandle | NoPeerAccess | NoSuchDevice | NotSupported
+            )
+        })
+    }
+
     /// The cause, in a few words.
     pub(crate) fn reason(&self) -> String {
         match &self.0.cause {

@@ -422,7 +422,7 @@ impl Opener {
             (None, _) => None,
             (Some(_), Some(device)) => Some(device),
             (Some(uuid), None) => {
-                found = Device::find(uuid).during(OPEN)?;
+                found = Device::for_memory_of(uuid).during(OPEN)?;
                 Some(&found)
             }
         };
@@ -471,6 +471,14 @@ pub(crate) fn check_device(
     memory: &Memory,
     expected_device: Option<Uuid>,
 ) -> Result<()> {
+    if memory.is_of_hidden_device() {
+        let is_visible = expected_device.is_some_and(|uuid| Device::find(uuid).is_ok());
+        if expected_device.is_some() && !is_visible {
+            return Ok(());
+        }
+        let detail = "the memory is on a device that this process does not see, unlike described";
+        return Err(Error::new(operation, ErrorKind::WrongMemory, detail));
+    }
     let resident = memory.device().map(DeviceName::uuid).transpose();
     if resident.during(operation)? == expected_device {
         return Ok(());

@@ -77,6 +77,11 @@ impl<T> StreamCopies<T> {
         is_done
     }
 
+    /// The contexts of the copies in flight, the oldest first, and when they were started.
+    pub(crate) fn in_flight(&self) -> impl Iterator<Item = (&T, Instant)> {
+        self.in_flight.iter().map(|in_flight| (&in_flight.context, in_flight.since))
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.in_flight.len()
     }

@@ -1,5 +1,7 @@
 //! Frames between the two processes: a line of JSON each.
 
+use std::time::Duration;
+
 use fabric::ring::{RingAnswer, RingOffer};
 use fabric::{Address, RemoteRegion};
 use serde::{Deserialize, Serialize};
@@ -25,8 +27,8 @@ pub(crate) enum Frame {
     Barrier,
     /// The sender made progress since its last heartbeat.
     Heartbeat,
-    /// The result of the sender's verification.
-    Verified { bytes: u64, bad: u64 },
+    /// The result of the sender's verification, and its processor time of the measured part.
+    Verified { bytes: u64, bad: u64, processor_time: Duration },
     /// The sender failed.
     Failed { exit: i32, message: String },
 }
@@ -78,7 +80,7 @@ mod tests {
         let frames = [
             Frame::Barrier,
             Frame::Failed { exit: 4, message: "später\nund mehr".to_owned() },
-            Frame::Verified { bytes: u64::MAX, bad: 0 },
+            Frame::Verified { bytes: u64::MAX, bad: 0, processor_time: Duration::MAX },
             Frame::Heartbeat,
         ];
         let bytes: Vec<u8> = frames.iter().flat_map(|frame| encode(frame).unwrap()).collect();

@@ -49,6 +49,14 @@ pub(crate) struct Measured {
     pub(crate) elapsed: u64,
     /// Was every byte correct, on both sides?
     pub(crate) verified: bool,
+    pub(crate) processor_times: ProcessorTimes,
+}
+
+/// Processor time of both sides in the measured part.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ProcessorTimes {
+    pub(crate) here: Duration,
+    pub(crate) peer: Duration,
 }
 
 impl Measured {
@@ -63,7 +71,10 @@ impl Measured {
             Mode::Lat => percentiles.p50_us.map_or(0.0, |p50| length / p50 / 1e3),
         };
         let (gb_per_s, verified) = (rounded(rate), self.verified);
-        Common { gb_per_s, bytes, iterations, verified, ..percentiles }
+        let of_each = |time: Duration| Some(rounded(time.as_secs_f64() * 1e6 / iterations as f64));
+        let ProcessorTimes { here, peer } = self.processor_times;
+        let (cpu_us, peer_cpu_us) = (of_each(here), of_each(peer));
+        Common { gb_per_s, bytes, iterations, verified, cpu_us, peer_cpu_us, ..percentiles }
     }
 }
 
@@ -154,14 +165,14 @@ impl ExchangeSide {
     #[inline(always)] // what polls is measured: a call and a copy less each time
     fn turn(&mut self) -> Result<Option<Completion>, Failure> {
         let outcome = match self.peer_watchdog.waiting {
-            Wait::Busy => {
+            Wait::Poll => {
                 let outcome = self.queue.poll();
                 if outcome.is_none() {
                     self.queue.pause();
                 }
                 outcome
             }
-            Wait::Adaptive | Wait::Block => self.nap()?,
+            Wait::Default | Wait::Block => self.nap()?,
         };
         self.peer_watchdog.check_peer()?;
         match outcome {

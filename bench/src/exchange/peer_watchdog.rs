@@ -196,7 +196,7 @@ impl PeerWatchdog {
 
     /// Turns between two polls of the frame channel.
     pub(crate) fn turns_per_poll(&self) -> u32 {
-        if self.waiting == Wait::Busy { 256 } else { 1 }
+        if self.waiting == Wait::Poll { 256 } else { 1 }
     }
 
     /// Ends the exchange: waits for the exit of the target, if it was started here.

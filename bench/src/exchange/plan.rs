@@ -43,10 +43,10 @@ pub(crate) enum Mode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Wait {
-    /// Busy-poll
-    Busy,
-    /// Busy-poll for a while, then block
-    Adaptive,
+    /// As programs that choose nothing: poll for a while, then block
+    Default,
+    /// Poll all the time
+    Poll,
     /// Block at once
     Block,
 }
@@ -55,8 +55,8 @@ impl Wait {
     /// For completions.
     pub(crate) fn completion_wait(self) -> CompletionWait {
         match self {
-            Self::Busy => CompletionWait::Busy,
-            Self::Adaptive => CompletionWait::default(),
+            Self::Poll => CompletionWait::Busy,
+            Self::Default => CompletionWait::default(),
             Self::Block => CompletionWait::Block,
         }
     }
@@ -64,8 +64,8 @@ impl Wait {
     /// For entries of a queue.
     pub(crate) fn wait_strategy(self) -> WaitStrategy {
         match self {
-            Self::Busy => WaitStrategy::Busy,
-            Self::Adaptive => WaitStrategy::default(),
+            Self::Poll => WaitStrategy::Busy,
+            Self::Default => WaitStrategy::default(),
             Self::Block => WaitStrategy::Block,
         }
     }
@@ -73,8 +73,8 @@ impl Wait {
     /// Pause between two messages: long enough for readers to wait again in this way.
     pub(crate) fn pause(self) -> Duration {
         match self {
-            Self::Busy => Duration::from_nanos(500),
-            Self::Adaptive => Duration::from_micros(5),
+            Self::Poll => Duration::from_nanos(500),
+            Self::Default => Duration::from_micros(5),
             Self::Block => Duration::from_micros(100),
         }
     }
@@ -402,7 +402,7 @@ mod tests {
             warmup: 0,
         };
         let exchange = Exchange::Ring(ring_exchange);
-        Plan { offer_query, waiting: Wait::Busy, core: None, exchange }
+        Plan { offer_query, waiting: Wait::Poll, core: None, exchange }
     }
 
     #[test]
@@ -418,6 +418,6 @@ mod tests {
     fn names_equal_those_of_the_command_line() {
         assert_eq!(name_of(Operation::WriteData), "writedata");
         assert_eq!(name_of(Mode::Bw), "bw");
-        assert_eq!(name_of(Wait::Adaptive), "adaptive");
+        assert_eq!(name_of(Wait::Default), "default");
     }
 }

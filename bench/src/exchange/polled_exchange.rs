@@ -15,7 +15,8 @@ use super::peer_watchdog::unexpected;
 use super::plan::{Mode, RingExchange};
 use super::ring_exchange::{RingResult, sampled};
 use super::stamps::{is_stamped, stamp};
-use super::{ExchangeSide, Measured};
+use super::{ExchangeSide, Measured, ProcessorTimes};
+use crate::process::processor_time;
 use command::exit::{Exit, Failure};
 
 /// Bytes of a size, a flag, or a number of slots.
@@ -102,32 +103,43 @@ struct PolledSide {
     bad: u64,
 }
 
+/// What both sides found.
+struct Verdict {
+    verified: bool,
+    peer_processor_time: Duration,
+}
+
 /// The initiator's side.
 pub(crate) fn run(side: ExchangeSide, exchange: &RingExchange) -> Result<RingResult, Failure> {
     let mut side = PolledSide::new(side, exchange)?;
     let mut samples = exchange.sample_buffer()?;
-    let mut elapsed = 0;
+    let (mut elapsed, mut here) = (0, Duration::ZERO);
     for count in [exchange.warmup, exchange.iterations] {
         side.barrier()?;
         samples.clear();
         (side.credits, side.blocked) = (0, Duration::ZERO);
-        let start = Instant::now();
+        let (start, processor_time_before) = (Instant::now(), processor_time());
         match exchange.mode {
             Mode::Lat => side.ping(count, &mut samples)?,
             Mode::Bw => side.stream(count, &mut samples)?,
         }
         elapsed = start.elapsed().as_nanos() as u64;
+        here = processor_time() - processor_time_before;
     }
     let (credits, blocked) = (side.credits, side.blocked);
-    let measured = Measured { samples, elapsed, verified: side.check_and_finish(exchange)? };
+    let Verdict { verified, peer_processor_time: peer } = side.check_and_finish(exchange, here)?;
+    let processor_times = ProcessorTimes { here, peer };
+    let measured = Measured { samples, elapsed, verified, processor_times };
     Ok(RingResult { measured, notify: "poll", credits, blocked })
 }
 
 /// The target's side.
 pub(super) fn serve(side: ExchangeSide, exchange: &RingExchange) -> Result<(), Failure> {
     let mut side = PolledSide::new(side, exchange)?;
+    let mut measured = Duration::ZERO;
     for count in [exchange.warmup, exchange.iterations] {
         side.barrier()?;
+        let before = processor_time();
         for _ in 0..count {
             side.receive()?;
             if exchange.mode == Mode::Lat {
@@ -135,8 +147,9 @@ pub(super) fn serve(side: ExchangeSide, exchange: &RingExchange) -> Result<(), F
             }
         }
         side.return_credit()?;
+        measured = processor_time() - before;
     }
-    side.check_and_finish(exchange).map(drop)
+    side.check_and_finish(exchange, measured).map(drop)
 }
 
 impl PolledSide {
@@ -285,7 +298,11 @@ impl PolledSide {
 
     /// Checks that every slot was zeroed, and combines the results of both sides. Ends the
     /// exchange.
-    fn check_and_finish(mut self, exchange: &RingExchange) -> Result<bool, Failure> {
+    fn check_and_finish(
+        mut self,
+        exchange: &RingExchange,
+        processor_time: Duration,
+    ) -> Result<Verdict, Failure> {
         self.side.peer_watchdog.waiting_for = "the last completions";
         while self.side.queue.in_flight() > 0 {
             self.side.turn()?;
@@ -295,13 +312,15 @@ impl PolledSide {
         for at in (all_slots..2 * all_slots).step_by(WORD) {
             self.bad += u64::from(self.side.region.load_u64(at)? != 0);
         }
-        self.side.peer_watchdog.send(&Frame::Verified { bytes: self.bytes, bad: self.bad })?;
-        let (bytes, bad) = match self.next_frame("what the other side found")? {
-            Frame::Verified { bytes, bad } => (bytes + self.bytes, bad + self.bad),
-            frame => return Err(unexpected(frame)),
+        let (bytes, bad) = (self.bytes, self.bad);
+        self.side.peer_watchdog.send(&Frame::Verified { bytes, bad, processor_time })?;
+        let frame = self.next_frame("what the other side found")?;
+        let Frame::Verified { bytes: bytes_there, bad: bad_there, processor_time } = frame else {
+            return Err(unexpected(frame));
         };
         self.side.finish()?;
         let directions = if exchange.mode == Mode::Lat { 2 } else { 1 };
-        Ok(bad == 0 && bytes == directions * exchange.bytes())
+        let verified = bad + bad_there == 0 && bytes + bytes_there == directions * exchange.bytes();
+        Ok(Verdict { verified, peer_processor_time: processor_time })
     }
 }

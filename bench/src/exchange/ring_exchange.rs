@@ -9,7 +9,8 @@ use super::frame::Frame;
 use super::peer_watchdog::{PeerWatchdog, unexpected};
 use super::plan::{Mode, RingExchange, Wait};
 use super::stamps::{StampCheck, stamp};
-use super::{ExchangeSide, Measured};
+use super::{ExchangeSide, Measured, ProcessorTimes};
+use crate::process::processor_time;
 use command::exit::Failure;
 
 /// Turns without progress after which the peer is idle.
@@ -46,24 +47,27 @@ pub(crate) struct RingResult {
 pub(crate) fn run(side: ExchangeSide, ring_exchange: &RingExchange) -> Result<RingResult, Failure> {
     let mut side = RingSide::new(side, ring_exchange, true)?;
     let mut samples = ring_exchange.sample_buffer()?;
-    let mut elapsed = 0;
+    let (mut elapsed, mut here) = (0, Duration::ZERO);
     let mut before = side.port.sender(side.sender)?.statistics();
     for count in [ring_exchange.warmup, ring_exchange.iterations] {
         side.barrier()?;
         samples.clear();
         before = side.port.sender(side.sender)?.statistics();
-        let start = Instant::now();
+        let (start, processor_time_before) = (Instant::now(), processor_time());
         match ring_exchange.mode {
             Mode::Lat => side.ping(count, &mut samples)?,
             Mode::Bw => side.stream(count, &mut samples)?,
         }
         elapsed = start.elapsed().as_nanos() as u64;
+        here = processor_time() - processor_time_before;
     }
     let after = side.port.sender(side.sender)?.statistics();
     let notify = side.port.sender(side.sender)?.notify().name();
     side.barrier()?;
     let remote = side.next_frame("what the other side found")?;
-    let Frame::Verified { bytes, bad } = remote else { return Err(unexpected(remote)) };
+    let Frame::Verified { bytes, bad, processor_time: peer } = remote else {
+        return Err(unexpected(remote));
+    };
     let local = match ring_exchange.mode {
         Mode::Lat => side.found.bad(ring_exchange.size, ring_exchange.messages()),
         // Nothing is sent back.
@@ -72,7 +76,12 @@ pub(crate) fn run(side: ExchangeSide, ring_exchange: &RingExchange) -> Result<Ri
     let verified = local == 0 && bad == 0 && bytes == ring_exchange.bytes();
     side.finish()?;
     Ok(RingResult {
-        measured: Measured { samples, elapsed, verified },
+        measured: Measured {
+            samples,
+            elapsed,
+            verified,
+            processor_times: ProcessorTimes { here, peer },
+        },
         notify,
         credits: after.credits - before.credits,
         blocked: after.blocked_for - before.blocked_for,
@@ -82,17 +91,20 @@ pub(crate) fn run(side: ExchangeSide, ring_exchange: &RingExchange) -> Result<Ri
 /// The target's side.
 pub(crate) fn serve(side: ExchangeSide, ring_exchange: &RingExchange) -> Result<(), Failure> {
     let mut side = RingSide::new(side, ring_exchange, ring_exchange.mode == Mode::Lat)?;
+    let mut measured = Duration::ZERO;
     for count in [ring_exchange.warmup, ring_exchange.iterations] {
         side.barrier()?;
+        let before = processor_time();
         match ring_exchange.mode {
             Mode::Lat => side.pong(count)?,
             Mode::Bw => side.receive_all(count)?,
         }
+        measured = processor_time() - before;
     }
     side.barrier()?;
     let (bytes, bad) =
         (side.found.bytes, side.found.bad(ring_exchange.size, ring_exchange.messages()));
-    side.peer_watchdog.send(&Frame::Verified { bytes, bad })?;
+    side.peer_watchdog.send(&Frame::Verified { bytes, bad, processor_time: measured })?;
     side.finish()
 }
 
@@ -288,15 +300,15 @@ fn next_frame(
 fn progress(port: &mut Port, peer_watchdog: &mut PeerWatchdog) -> Result<bool, Failure> {
     peer_watchdog.check_peer()?;
     let progress = match peer_watchdog.waiting {
-        Wait::Busy => port.progress(),
-        Wait::Adaptive | Wait::Block => port.wait(SLEEP_SLICE),
+        Wait::Poll => port.progress(),
+        Wait::Default | Wait::Block => port.wait(SLEEP_SLICE),
     };
     match progress {
         Ok(PortEvent::Ring) => {
             peer_watchdog.record_progress();
             Ok(true)
         }
-        Ok(PortEvent::Idle) if peer_watchdog.waiting == Wait::Busy => {
+        Ok(PortEvent::Idle) if peer_watchdog.waiting == Wait::Poll => {
             port.pause();
             Ok(false)
         }

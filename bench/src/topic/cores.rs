@@ -119,7 +119,7 @@ impl Cores {
     /// some time, since busy-polling delays the other.
     pub(super) fn waiting(&self, requested: Wait) -> Wait {
         let is_shared = self.is_automatic && self.own < self.readers;
-        if is_shared && requested == Wait::Busy { Wait::Adaptive } else { requested }
+        if is_shared && requested == Wait::Poll { Wait::Default } else { requested }
     }
 
     /// Do all busy-polling processes have their own core? Without pinning, `allowed` cores count.
@@ -216,17 +216,17 @@ mod tests {
             let publisher = cores.publisher().unwrap_or(usize::MAX);
             assert_eq!((publisher, own.len(), services.len(), lanes), expected, "{count} cores");
             let is_shared = own.len() < readers;
-            let waiting = if is_shared { Wait::Adaptive } else { Wait::Busy };
-            assert_eq!(cores.waiting(Wait::Busy), waiting, "{count} cores");
+            let waiting = if is_shared { Wait::Default } else { Wait::Poll };
+            assert_eq!(cores.waiting(Wait::Poll), waiting, "{count} cores");
             assert_eq!(cores.waiting(Wait::Block), Wait::Block);
             assert_eq!(cores.has_core_for_each(1), !is_shared, "{count} cores");
         }
         let few = Cores::chosen(&[3, 4], 8, Services::Replicate);
-        assert_eq!(few.waiting(Wait::Busy), Wait::Adaptive);
+        assert_eq!(few.waiting(Wait::Poll), Wait::Default);
         assert!(!few.has_core_for_each(9), "no process busy-polls");
         assert_eq!((few.publisher(), few.reader(5), few.all()), (None, None, None));
         assert_eq!(few.note().as_deref(), Some("too few cores to assign them"));
-        assert_eq!(Cores::named(&[4, 5], 8).waiting(Wait::Busy), Wait::Busy, "as requested");
+        assert_eq!(Cores::named(&[4, 5], 8).waiting(Wait::Poll), Wait::Poll, "as requested");
     }
 
     #[test]

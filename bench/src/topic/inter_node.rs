@@ -15,7 +15,7 @@ use super::thread_usage::{self, ThreadUsage, ThreadUsages};
 use super::timed_publisher::TimedPublisher;
 use super::timed_subscriber::SubscriberTask;
 use super::topic_results::{
-    Latency, SingleSubscriber, common, found, of_topic, path, slowest, stages,
+    Latency, SingleSubscriber, common, found, of_topic, path, slowest, stages, with_processor_times,
 };
 use super::wire_baseline::{WireEnd, write_path};
 use super::{Arguments, ROUNDS, Service, TopicKind};
@@ -104,22 +104,23 @@ fn spread(stages: &[Latency]) -> String {
 impl Metrics for InterNodeMetrics {
     fn to_text(&self, common: &Common) -> String {
         let lanes = text::count_of(self.lanes as u64, "lane");
-        let mut out = format!(
-            "{} on {}, to {} on {} by {} over {}, {lanes}, {}: p50 {}, p99 {}, p99.9 {} us one \
+        let mut out = common.waiting_line()
+            + &format!(
+                "{} on {}, to {} on {} by {} over {}, {lanes}, {}: p50 {}, p99 {}, p99.9 {} us one \
          way; {:.0} messages/s, {:.3} GB/s\n",
-            size::print(common.bytes),
-            common.provider,
-            text::count_of(self.subscribers, "reader"),
-            self.remote_memory,
-            self.path,
-            self.provider_between_nodes,
-            common.waiting,
-            format_figure(common.p50_us),
-            format_figure(common.p99_us),
-            format_figure(common.p999_us),
-            self.stream.messages_per_s,
-            self.stream.stream_gb_per_s,
-        );
+                size::print(common.bytes),
+                common.provider,
+                text::count_of(self.subscribers, "reader"),
+                self.remote_memory,
+                self.path,
+                self.provider_between_nodes,
+                common.waiting,
+                format_figure(common.p50_us),
+                format_figure(common.p99_us),
+                format_figure(common.p999_us),
+                self.stream.messages_per_s,
+                self.stream.stream_gb_per_s,
+            );
         if let Some(single) = self.single_subscriber.to_text() {
             out.push_str(&format!("{single}\n"));
         }
@@ -391,6 +392,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let waited = sent(&node)?.1.saturating_sub(waited_before);
     publish(&mut lines, plan.after())?;
     let publishing = lines[0].publish_times();
+    let publisher_time = lines[0].processor_time();
     drop(lines);
     if let Some(baseline_publisher) = &mut baseline_publisher {
         baseline_publisher.end(&group.shared)?;
@@ -420,6 +422,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let messages = plan.each * ROUNDS;
     let waiting = cores.waiting(arguments.waiting);
     let common = common(arguments, waiting, cores.all(), &samples, messages, verified);
+    let common = with_processor_times(common, publisher_time, readers);
     let summary = InterNodeMetrics {
         subscribers: arguments.subscribers,
         remote_memory: to.to_string(),

@@ -100,7 +100,7 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
             process,
             processes,
             nodes,
-            is_busy: arguments.waiting == Wait::Busy && count + nodes * processes < cores,
+            is_busy: arguments.waiting == Wait::Poll && count + nodes * processes < cores,
             readers: readers[node] as u32 + 1,
             seconds: arguments.seconds,
         };
@@ -198,7 +198,7 @@ pub(super) fn take(
     role: &ManyTopicsRole,
     ready: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<WorkerResult, Failure> {
-    let node = join(&role.directory, "many", Wait::Adaptive)?;
+    let node = join(&role.directory, "many", Wait::Default)?;
     let settings = role.kind.settings()?;
     match role.publishes {
         Some(node_number) => {

@@ -23,6 +23,7 @@ mod wire_baseline;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use gpu::Implementation;
 use pubsub::{MemoryLocation, Reliability, TopicSettings};
@@ -94,7 +95,7 @@ pub(crate) struct Arguments {
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive)]
     iterations: Option<u64>,
     /// How readers and publishers wait
-    #[arg(long, value_enum, default_value_t = Wait::Busy)]
+    #[arg(long, value_enum, default_value_t = Wait::Default)]
     waiting: Wait,
     /// Memory of the messages: host, or a device such as cuda:0 or emulated:0
     #[arg(long, value_name = "PLACE", default_value = "host")]
@@ -201,7 +202,7 @@ impl Arguments {
 /// Warns if busy-polling processes share cores.
 fn warn_of_cores(arguments: &Arguments) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
-    if arguments.waiting == Wait::Busy && arguments.subscribers + 1 > cores {
+    if arguments.waiting == Wait::Poll && arguments.subscribers + 1 > cores {
         eprintln!(
             "fabricast: warning: {} processes busy-poll on {}: --waiting block gives meaningful results",
             arguments.subscribers + 1,
@@ -247,6 +248,8 @@ pub(crate) struct TopicResult {
     shares: Vec<u64>,
     /// The longest time without a message of a topic, in nanoseconds.
     longest_gap: u64,
+    /// Processor time of the timed messages of the first topic.
+    processor_time: Duration,
 }
 
 /// The service of a node.

@@ -9,6 +9,7 @@ use super::contents::Contents;
 use super::message_stamps::{Stamps, now};
 use super::schedule::{Round, TIMEOUT, Turn};
 use crate::exchange::plan::Wait;
+use crate::process::processor_time;
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::text;
@@ -21,6 +22,8 @@ pub(super) struct TimedPublisher {
     next: u64,
     /// Nanoseconds of the call that publishes, where it is timed.
     publish_times: Vec<u64>,
+    /// Of timed messages, until they were released.
+    processor_time: Duration,
     /// Pause between two messages: long enough for readers to wait again.
     pause: Duration,
     /// Does the time include writing the content?
@@ -42,6 +45,7 @@ impl TimedPublisher {
             size: kind.size,
             next: 0,
             publish_times: Vec::new(),
+            processor_time: Duration::ZERO,
             pause: waiting.pause(),
             fill_is_timed,
         })
@@ -74,10 +78,19 @@ impl TimedPublisher {
             while resting.elapsed() < self.pause {
                 std::hint::spin_loop();
             }
+            let before = processor_time();
             self.publish(turn.round)?;
             self.publisher.flush(TIMEOUT)?;
+            if turn.round == Round::Timed {
+                self.processor_time += processor_time() - before;
+            }
         }
         Ok(self.publisher.flush(TIMEOUT)?)
+    }
+
+    /// Processor time of this process for the timed messages.
+    pub(super) fn processor_time(&self) -> Duration {
+        self.processor_time
     }
 
     /// Nanoseconds of the calls that published timed messages.

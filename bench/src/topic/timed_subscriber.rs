@@ -16,7 +16,7 @@ use super::shared_words::pause;
 use super::topic_results::{WorkerResult, empty_result};
 use super::{TopicKind, TopicResult};
 use crate::exchange::plan::Wait;
-use crate::process::pin;
+use crate::process::{pin, processor_time};
 use crate::worker_group::{SharedSegment, empty_histogram};
 use command::exit::{Exit, Failure};
 use command::stages::{self, Stage};
@@ -151,6 +151,7 @@ impl Reader {
         turn: Turn,
     ) -> Result<(), Failure> {
         let is_timed = turn.round == Round::Timed;
+        let processor_time_before = processor_time();
         let (mut first, mut last) = (None, 0);
         for _ in 0..turn.count {
             let sample = line.subscriber.pull(TIMEOUT)?;
@@ -187,6 +188,9 @@ impl Reader {
             }
             first.get_or_insert(received);
             last = received;
+        }
+        if is_timed && topic == 0 {
+            self.found.processor_time += processor_time() - processor_time_before;
         }
         self.iterations += turn.count;
         if let (Round::Stream, Some(first)) = (turn.round, first) {

@@ -1,10 +1,12 @@
 //! Common results of the measurements of topics.
 
+use std::time::Duration;
+
 use serde::Serialize;
 
 use super::{Arguments, TopicResult};
 use crate::exchange::plan::{Wait, name_of};
-use crate::report::{Common, format_figure};
+use crate::report::{Common, format_figure, rounded};
 use crate::worker_group;
 use command::histogram::Histogram;
 use command::stages::Stage;
@@ -85,6 +87,19 @@ pub(super) fn slowest<'a>(stages: impl Iterator<Item = (&'a str, f64)>) -> Optio
 /// The path of the messages.
 pub(super) fn path(results: &[WorkerResult]) -> String {
     found(results).map(|found| found.path.clone()).find(|path| !path.is_empty()).unwrap_or_default()
+}
+
+/// The processor time of a timed message added: of the publisher's process, and of all readers.
+pub(super) fn with_processor_times(
+    common: Common,
+    publisher: Duration,
+    readers: &[WorkerResult],
+) -> Common {
+    let of_each =
+        |time: Duration| Some(rounded(time.as_secs_f64() * 1e6 / common.iterations as f64));
+    let readers = found(readers).map(|found| found.processor_time).sum();
+    let (cpu_us, peer_cpu_us) = (of_each(publisher), of_each(readers));
+    Common { cpu_us, peer_cpu_us, ..common }
 }
 
 /// The common part of all reports.

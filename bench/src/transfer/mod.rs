@@ -18,7 +18,8 @@ use memcpy_baseline::MemcpyBaseline;
 use side::{ANSWER, END, FILL, INITIATOR_LABEL, Side, TIMED, VERIFY, next_notice, notice};
 
 use super::core_pair::core_pair;
-use super::report::{Common, Metrics, Report, median};
+use super::exchange::plan::{Wait, name_of};
+use super::report::{Common, Metrics, Report, median, rounded};
 use super::worker_group::{WorkerGroup, leave, now, take};
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
@@ -61,7 +62,7 @@ enum Baseline {
 /// Moves bytes between the memories of two processes, and notifies the other one.
 ///
 /// The time of a put is from its start until the other process has the notification, that of a get
-/// until the data is here. Both poll. The last line of the output is one JSON object.
+/// until the data is here. The last line of the output is one JSON object.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Device of the initiator [default: cuda:0 if there is one, else emulated:0]
@@ -96,6 +97,9 @@ pub(crate) struct Arguments {
     /// Treat the peer as remote, so that data uses the fabric
     #[arg(long, requires = "fabric")]
     remote: bool,
+    /// How both wait
+    #[arg(long, value_enum, default_value_t = Wait::Default)]
+    waiting: Wait,
     /// Interleave with this baseline
     #[arg(long, value_enum)]
     baseline: Option<Baseline>,
@@ -128,6 +132,7 @@ pub(super) struct Target {
     fabric: Option<String>,
     rails: u8,
     is_remote: bool,
+    waiting: Wait,
 }
 
 #[derive(Debug, Serialize)]
@@ -170,6 +175,7 @@ impl Metrics for TransferMetrics {
             common.p50_us.unwrap_or_default(),
             common.gb_per_s,
         );
+        text += &common.waiting_line();
         if let (Some(time), Some(rate), Some(ratio)) =
             (self.baseline_p50_us, self.baseline_gb_per_s, self.ratio)
         {
@@ -223,6 +229,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         fabric: arguments.fabric.clone(),
         rails: arguments.rails,
         is_remote: arguments.remote,
+        waiting: arguments.waiting,
     };
     let mut agent = target.start_agent(INITIATOR_LABEL)?;
     leave(&directory, "card", &agent.card().encode()?)?;
@@ -253,8 +260,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let mut report = run.measure(arguments, &from, to)?;
     run.notify(END, 0)?;
-    let results = group.results::<()>()?;
+    let results = group.results::<Option<f64>>()?;
     report.common.verified &= results.iter().all(|done| done.verified);
+    report.common.peer_cpu_us = results.iter().find_map(|done| done.detail);
     report.conclude(arguments.json)
 }
 
@@ -330,10 +338,12 @@ impl Run {
         let mut samples = Histogram::default();
         let (mut ours, mut done, mut baselines, mut ratios) = (vec![], vec![], vec![], vec![]);
         let each = (arguments.iterations as usize).div_ceil(ROUNDS).max(1);
+        let mut processor_time = Duration::ZERO;
         for round in 0..ROUNDS {
             let (mut transfers, mut raw) = (vec![], vec![]);
             for turn in 0..2 {
                 if (turn + round) % 2 == 0 {
+                    let before = crate::process::processor_time();
                     for _ in 0..each {
                         let (until_done, until_seen) = self.once(CopyMethod::Best)?;
                         let time = match self.operation {
@@ -344,6 +354,7 @@ impl Run {
                         transfers.push(time);
                         done.push(until_done);
                     }
+                    processor_time += crate::process::processor_time() - before;
                 } else if let Some(baseline) = &baseline {
                     for _ in 0..each {
                         raw.push(baseline.once()?);
@@ -376,7 +387,8 @@ impl Run {
             bytes: arguments.size,
             iterations: (each * ROUNDS) as u64,
             provider: from.name().to_string(),
-            waiting: "poll".to_owned(),
+            waiting: name_of(arguments.waiting),
+            cpu_us: Some(rounded(processor_time.as_secs_f64() * 1e6 / (each * ROUNDS) as f64)),
             cores: arguments.cores.clone(),
             verified,
             ..Common::of(&samples, 1.0)

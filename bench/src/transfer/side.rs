@@ -4,11 +4,12 @@ use std::time::Instant;
 
 use fabric::{Caps, EndpointKind, Query};
 use gpu::{Device, DeviceName, Memory, Stream};
-use ipc::WaitStrategy;
 use transfer::{Agent, AgentOptions, Event, HostBuffer, Notice, Region, Rights};
 
 use super::{Source, TIMEOUT, Target};
 use crate::local_offers;
+use crate::process::processor_time;
+use crate::report::{median, rounded};
 use crate::worker_group::{SharedSegment, Task, WorkerResult, leave, now, take};
 use command::exit::Failure;
 use command::histogram::Histogram;
@@ -124,8 +125,9 @@ pub(super) fn next_notice(agent: &mut Agent) -> Result<(u64, u64), Failure> {
 impl Target {
     /// Starts an agent, of this side or of the other one.
     pub(super) fn start_agent(&self, label: &str) -> Result<Agent, Failure> {
-        let mut options =
-            AgentOptions::new(label).directory(&self.directory).wait_strategy(WaitStrategy::Busy);
+        let mut options = AgentOptions::new(label)
+            .directory(&self.directory)
+            .wait_strategy(self.waiting.wait_strategy());
         if self.is_remote {
             options = options.force_remote();
         }
@@ -140,7 +142,8 @@ impl Target {
 
 impl Task for Target {
     const NAME: &'static str = "transfer";
-    type Detail = ();
+    /// Processor time of an operation in microseconds.
+    type Detail = Option<f64>;
 
     fn run(
         &self,
@@ -158,12 +161,15 @@ impl Task for Target {
         ready()?;
         let mut samples = Histogram::default();
         let (mut verified, mut iterations, start) = (true, 0, Instant::now());
+        let mut processor_times = vec![];
         loop {
+            let before = processor_time();
             let (tag, number) = next_notice(&mut agent)?;
             let answer = match tag {
                 TIMED => {
                     let took = now().saturating_sub(number);
                     samples.add(took);
+                    processor_times.push((processor_time() - before).as_secs_f64() * 1e6);
                     iterations += 1;
                     took
                 }
@@ -183,6 +189,7 @@ impl Task for Target {
             elapsed: start.elapsed().as_nanos() as u64,
             iterations,
             verified,
+            detail: median(processor_times).map(rounded),
             ..WorkerResult::default()
         })
     }

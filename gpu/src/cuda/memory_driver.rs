@@ -161,7 +161,9 @@ impl Physical {
         context: &Arc<Context>,
         descriptor: BorrowedFd<'_>,
         length: u64,
-    ) -> Result<(Self, u32)> {
+    ) -> Result<(Self, Option<u32>)> {
+        /// The driver's number for a device that is not visible.
+        const INVALID_DEVICE: i32 = -2;
         let operation = "import memory";
         let functions = context.make_current(operation)?;
         let mut handle = 0;
@@ -188,7 +190,8 @@ impl Physical {
         context.check(operation, code)?;
         let is_device = kind == sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as u32;
         match u32::try_from(resident) {
-            Ok(resident) if is_device => Ok((physical, resident)),
+            Ok(resident) if is_device => Ok((physical, Some(resident))),
+            Err(_) if is_device && resident == INVALID_DEVICE => Ok((physical, None)),
             _ => {
                 let detail = "memory of no device of this process";
                 Err(Error::new(operation, ErrorKind::InvalidHandle, detail))

@@ -27,7 +27,7 @@ pub(super) struct Faults {
     /// The number of operations until one fails; below 0: none fails.
     until_failure: AtomicI64,
     /// One for each [`Fault`].
-    switches: [AtomicBool; 6],
+    switches: [AtomicBool; 7],
 }
 
 impl Faults {
@@ -35,7 +35,7 @@ impl Faults {
         Self {
             delay: AtomicU64::new(0),
             until_failure: AtomicI64::new(-1),
-            switches: [const { AtomicBool::new(false) }; 6],
+            switches: [const { AtomicBool::new(false) }; 7],
         }
     }
 
@@ -110,6 +110,14 @@ pub fn refuse_read_only_registrations(number: u32, refuses: bool) {
 pub fn refuse_flushes(number: u32, refuses: bool) {
     if number < COUNT {
         state(number).faults.switch(Fault::Flushes, refuses);
+    }
+}
+
+/// Hides the device from this process, as `CUDA_VISIBLE_DEVICES` hides one of CUDA, until it is
+/// shown again. Devices that are open stay so.
+pub fn hide_device(number: u32, hides: bool) {
+    if number < COUNT {
+        state(number).faults.switch(Fault::Hidden, hides);
     }
 }
 

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use faults::Faults;
 #[cfg(feature = "fault-injection")]
 pub use faults::{
-    FaultConfig, configure_faults, fail_after, flushes, refuse_flushes, refuse_points,
+    FaultConfig, configure_faults, fail_after, flushes, hide_device, refuse_flushes, refuse_points,
     refuse_read_only_registrations, refuse_records, refuse_words,
 };
 #[cfg(feature = "fault-injection")]
@@ -56,6 +56,7 @@ enum Fault {
     Records,
     ReadOnly,
     Flushes,
+    Hidden,
 }
 
 /// The state that all handles of an emulated device share.
@@ -100,11 +101,21 @@ fn state(number: u32) -> &'static State {
     &STATES[number as usize % STATES.len()]
 }
 
+/// Does this process see the device? A test may hide it.
+pub(crate) fn is_visible(number: u32) -> bool {
+    !state(number).faults.has(Fault::Hidden)
+}
+
 /// UUID of a device: equal in every process, like a real device's.
 pub(crate) fn uuid(number: u32) -> Uuid {
     let mut bytes = *b"fabricast-host-0";
     bytes[15] += number as u8;
     Uuid(bytes)
+}
+
+/// Is it the UUID of an emulated device?
+pub(crate) fn has_uuid(found: Uuid) -> bool {
+    (0..COUNT).any(|number| uuid(number) == found)
 }
 
 #[derive(Debug)]
@@ -115,7 +126,7 @@ pub(crate) struct Device {
 
 impl Device {
     pub(crate) fn open(number: u32) -> Result<Self> {
-        if number < COUNT {
+        if number < COUNT && is_visible(number) {
             return Ok(Self::new(number));
         }
         let detail = format!("there are {COUNT}");
@@ -207,6 +218,11 @@ impl DeviceDriver for Device {
 
     fn import(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<Imported> {
         let (physical, resident) = Physical::import(descriptor, length)?;
+        let resident = is_visible(resident).then_some(resident);
+        if resident.is_none() && self.state().faults.has(Fault::NoPeers) {
+            let detail = "injected fault: the device reaches no other one";
+            return Err(Error::new("import memory", ErrorKind::NoPeerAccess, detail));
+        }
         Ok((Box::new(physical), resident))
     }
 

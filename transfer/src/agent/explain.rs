@@ -3,11 +3,13 @@
 use gpu::{Device, DeviceName, Implementation, PeerAccess, Uuid};
 
 use super::JOIN;
-use super::peers::{Peer, Peers};
+use super::peers::{MappingKey, Peer, Peers};
 use super::remote_transport::RemoteTransport;
 use crate::device_memory::{DeviceFacts, FabricFacts, LocalEnd, MemoryEnd, obstacle};
 use crate::error::{Context, Error, ErrorKind, Result};
-use crate::path::{DeviceAccess, Exportability, Facts, MemoryType, Operation, Registration};
+use crate::path::{
+    DeviceAccess, Exportability, Facts, Locality, MemoryType, Operation, Registration,
+};
 use crate::region::{Region, RegionDescriptor};
 
 pub(super) const EXPLAIN: &str = "explain path";
@@ -118,6 +120,11 @@ impl MemoryAttributes {
         }
     }
 
+    /// What a verdict of the driver on mapping it is about.
+    pub(super) fn key(&self) -> MappingKey {
+        MappingKey { memory_type: self.memory_type, device: self.device }
+    }
+
     fn region_number(&self) -> Option<u64> {
         self.region.as_ref().map(|region| region.number)
     }
@@ -170,8 +177,15 @@ pub(super) fn facts(
     );
     let ends = (local.end(), remote.end());
     let fabric = remote_transport.with_verdicts(fabric, number, ends, remote.region_number());
-    let (device_access, device) = device_access(local_device, remote.device)?;
     let locality = peer.locality().clone();
+    let may_map = locality == Locality::SameMachine;
+    let (mut device_access, device) = device_access(local_device, remote.device, may_map)?;
+    if device_access == DeviceAccess::NotTried
+        && let Some(by) = &device
+        && let Some(verdict) = peer.mapping_verdict(remote.key(), by.name())
+    {
+        device_access = verdict;
+    }
     let (local, remote) = (local.memory_type, remote.memory_type);
     Ok((Facts { operation, locality, local, remote, device_access, fabric }, device))
 }
@@ -186,20 +200,33 @@ fn device_named(uuid: Uuid) -> Option<DeviceName> {
 }
 
 /// The device that copies between local memory of one device and remote memory of another, and its
-/// access to the remote memory.
+/// access to the remote memory, which may be mapped on the same machine only.
 fn device_access(
     local_device: Option<Device>,
     remote_device: Option<Uuid>,
+    may_map: bool,
 ) -> Result<(DeviceAccess, Option<Device>)> {
-    let device_access = match (&local_device, remote_device.map(device_named)) {
-        (None, None) => DeviceAccess::NoDevice,
-        (Some(_), None) => DeviceAccess::Same,
-        (_, Some(None)) => DeviceAccess::Invisible,
-        (None, Some(Some(name))) => {
+    let Some(uuid) = remote_device else {
+        let access =
+            if local_device.is_some() { DeviceAccess::Same } else { DeviceAccess::NoDevice };
+        return Ok((access, local_device));
+    };
+    let device_access = match (&local_device, device_named(uuid)) {
+        (_, None) if !may_map => DeviceAccess::NotTried,
+        (Some(_), None) => DeviceAccess::NotTried,
+        (None, None) => {
+            return match Device::for_memory_of(uuid) {
+                Err(error) if error.kind() == gpu::ErrorKind::NoSuchDevice => {
+                    Ok((DeviceAccess::NoLocalDevice, None))
+                }
+                device => Ok((DeviceAccess::NotTried, Some(device.during(JOIN)?))),
+            };
+        }
+        (None, Some(name)) => {
             return Ok((DeviceAccess::Same, Some(Device::open(name).during(JOIN)?)));
         }
-        (Some(device), Some(Some(name))) if device.name() == name => DeviceAccess::Same,
-        (Some(device), Some(Some(name))) => {
+        (Some(device), Some(name)) if device.name() == name => DeviceAccess::Same,
+        (Some(device), Some(name)) => {
             if device.name().implementation != name.implementation {
                 DeviceAccess::Foreign
             } else if device.peer_access(name).during(JOIN)? == PeerAccess::None {

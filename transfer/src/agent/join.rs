@@ -207,6 +207,24 @@ impl Agent {
                 let lanes = self.open_route_lanes(number, (local, &remote), keys.as_ref(), end);
                 lanes.map(DataMover::Rails)
             });
+            let verdict = match &made {
+                Ok(_) => Some(DeviceAccess::Direct),
+                Err(error) if error.is_refusal_of_driver() => {
+                    Some(DeviceAccess::Refused { cause: error.reason() })
+                }
+                Err(_) => None,
+            };
+            if path == Path::CudaIpc
+                && facts.device_access == DeviceAccess::NotTried
+                && let (Some(verdict), Some(by)) = (verdict, &device)
+            {
+                let peer = self.peers.get(number, JOIN)?;
+                peer.note_mapping(ends.1.key(), by.name(), verdict.clone());
+                facts.device_access = verdict;
+                if made.is_err() {
+                    continue;
+                }
+            }
             let error = match made {
                 Ok(mover) => {
                     let agent = self.local_target.identity;
@@ -221,7 +239,6 @@ impl Agent {
             // Obstacles that show only when the path is tried become facts too.
             match error.kind() {
                 ErrorKind::NoPeerAccess => facts.device_access = DeviceAccess::None,
-                ErrorKind::NoSuchDevice => facts.device_access = DeviceAccess::Invisible,
                 ErrorKind::Failed if path.is_local() => {
                     facts.locality = Locality::NoDescriptorPassing { cause: error.to_string() };
                 }

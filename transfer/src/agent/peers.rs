@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use gpu::{DeviceName, Memory, WeakMemory};
+use gpu::{DeviceName, Memory, Uuid, WeakMemory};
 
 use super::card::AgentCard;
 use super::epochs::Epochs;
@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::notice::Notice;
 use crate::operations::{OperationInfo, Operations, Token};
-use crate::path::Locality;
+use crate::path::{DeviceAccess, Locality, MemoryType};
 use crate::region::RegionDescriptor;
 
 /// How often peers are checked.
@@ -150,6 +150,15 @@ pub(super) struct Peer {
     device_mappings: HashMap<(u64, DeviceName), WeakMemory>,
     /// Mappings of its host regions, by number and writability.
     host_mappings: HashMap<(u64, bool), HostBuffer>,
+    /// Whether the driver maps such memory for a device of this process, where it was tried.
+    mapping_verdicts: HashMap<(MappingKey, DeviceName), DeviceAccess>,
+}
+
+/// Memory of a peer, as far as it decides whether the driver maps it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct MappingKey {
+    pub(super) memory_type: MemoryType,
+    pub(super) device: Option<Uuid>,
 }
 
 impl Peer {
@@ -170,6 +179,7 @@ impl Peer {
             deferred: VecDeque::new(),
             device_mappings: HashMap::new(),
             host_mappings: HashMap::new(),
+            mapping_verdicts: HashMap::new(),
         };
         // On another machine, too, an agent reaches itself.
         if forces_remote && card.identity != local_target.identity {
@@ -377,6 +387,25 @@ impl Peer {
     pub(super) fn cache_mapping(&mut self, region: u64, memory: &Memory) {
         self.device_mappings.retain(|_, memory| memory.upgrade().is_some());
         self.device_mappings.insert((region, memory.mapped_for().name()), memory.downgrade());
+    }
+
+    /// Whether the driver maps such memory for this device, if it was tried: a refusal is not tried
+    /// again before the peer reconnects.
+    pub(super) fn mapping_verdict(
+        &self,
+        memory: MappingKey,
+        by: DeviceName,
+    ) -> Option<DeviceAccess> {
+        self.mapping_verdicts.get(&(memory, by)).cloned()
+    }
+
+    pub(super) fn note_mapping(
+        &mut self,
+        memory: MappingKey,
+        by: DeviceName,
+        verdict: DeviceAccess,
+    ) {
+        self.mapping_verdicts.insert((memory, by), verdict);
     }
 
     /// The mapping of a region of host memory. A read-only mapping does not serve callers with the

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use gpu::Pause;
 use ipc::WaitStrategy;
+use threads::ExactTimer;
 
 use super::event::Event;
 use super::event_queue::{EventQueue, TakeEvent};
@@ -18,6 +20,8 @@ use crate::path::Path;
 pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest wait between polls while no operation is in flight.
 const IDLE_PAUSE: Duration = Duration::from_millis(20);
+/// The pause between looks at a device by a thread that must not poll.
+const BLOCKING_LOOK_INTERVAL: Duration = Duration::from_micros(10);
 
 impl Agent {
     /// Makes progress with all operations, without waiting. False if nothing changed.
@@ -130,8 +134,6 @@ impl Agent {
 
     /// Pauses as long as polling is not worthwhile.
     pub(super) fn pause(&mut self, longest: Duration) {
-        /// A sleep takes about this much longer.
-        const SLEEP_OVERSHOOT: Duration = Duration::from_micros(80);
         if self.wait_strategy == WaitStrategy::Busy && !self.remote_transport.is_idle() {
             // The rail's thread may have no other core. It would get this one only when the system
             // preempts a spinning thread, milliseconds later.
@@ -142,22 +144,28 @@ impl Agent {
             std::hint::spin_loop();
             return;
         }
-        let Some(expected) = self.local_copies.expected() else {
-            if !self.remote_transport.is_idle() {
-                return self.wait_for_rail_events(Instant::now() + longest);
-            }
-            // A notice found the queue full.
-            return ipc::sleep_interruptible(BUSY_PAUSE.min(longest));
-        };
         let now = Instant::now();
-        if expected > now + 2 * SLEEP_OVERSHOOT {
-            ipc::sleep_interruptible((expected - now - SLEEP_OVERSHOOT).min(longest));
-        } else if now > expected + BUSY_PAUSE {
-            // Slower than estimated: do not spin.
-            ipc::sleep_interruptible(SLEEP_OVERSHOOT.min(longest));
-        } else {
-            std::hint::spin_loop();
+        match self.next_look_at_devices(now) {
+            Some(look) if look <= now => std::hint::spin_loop(),
+            Some(look) => {
+                let _exact = ExactTimer::set();
+                ipc::sleep_interruptible((look - now).min(longest));
+            }
+            None if !self.remote_transport.is_idle() => self.wait_for_rail_events(now + longest),
+            // A notice found the queue full.
+            None => ipc::sleep_interruptible(BUSY_PAUSE.min(longest)),
         }
+    }
+
+    /// When to look at the copies of devices again; None if there are none.
+    fn next_look_at_devices(&self, now: Instant) -> Option<Instant> {
+        Some(match self.local_copies.pause(now)? {
+            Pause::Spin if self.wait_strategy == WaitStrategy::Block => {
+                now + BLOCKING_LOOK_INTERVAL
+            }
+            Pause::Spin => now,
+            Pause::Until(look) => look,
+        })
     }
 
     pub(super) fn wait_for_rail_events(&mut self, end: Instant) {
@@ -226,11 +234,15 @@ impl Agent {
         let end = ipc::deadline(timeout);
         let local_target = Arc::clone(&self.local_target);
         loop {
-            let until = if self.operations.in_flight() == 0 {
-                end
-            } else {
-                end.min(Instant::now() + BUSY_PAUSE)
+            let now = Instant::now();
+            let look = self.next_look_at_devices(now);
+            let until = match look {
+                Some(look) if self.remote_transport.is_idle() => end.min(look),
+                Some(look) => end.min(look).min(now + BUSY_PAUSE),
+                None if self.operations.in_flight() == 0 => end,
+                None => end.min(now + BUSY_PAUSE),
             };
+            let exact = look.map(|_| ExactTimer::set());
             let mut wait_strategy = self.wait_strategy;
             let found = local_target.doorbell.wait(&mut wait_strategy, until, || {
                 self.progress();
@@ -245,6 +257,7 @@ impl Agent {
                 event
             });
             self.wait_strategy = wait_strategy;
+            drop(exact);
             if let Some(event) = found {
                 return Ok(event);
             }

@@ -102,7 +102,7 @@ impl MemoryType {
 }
 
 /// How the copying device accesses the memory of the peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub enum DeviceAccess {
     /// Memory of the copying device itself, or host memory that it can access.
     Same,
@@ -110,8 +110,16 @@ pub enum DeviceAccess {
     Direct,
     /// Not directly: its driver would stage through the host.
     None,
-    /// This process does not see the peer's device.
-    Invisible,
+    /// This process does not see the peer's device. Joining two regions maps the memory, which shows
+    /// whether there is access.
+    NotTried,
+    /// The driver refused to map the memory of a device that this process does not see.
+    Refused {
+        /// The driver's error.
+        cause: String,
+    },
+    /// This process sees no device that could copy.
+    NoLocalDevice,
     /// The devices are of different implementations.
     Foreign,
     /// No device takes part.

@@ -33,8 +33,13 @@ pub enum Reason {
         /// The obstacle.
         cause: ExportObstacle,
     },
-    /// This process does not see the peer's device.
-    DeviceNotVisible,
+    /// This process does not see the peer's device, and the driver does not map its memory.
+    MappingRefused {
+        /// The driver's error.
+        cause: String,
+    },
+    /// This process sees no device that could copy.
+    NoLocalDevice,
     /// The devices cannot reach each other directly.
     NoPeerAccess,
     /// The devices are of different implementations.
@@ -144,8 +149,9 @@ impl Reason {
                     ("local-only", false, "the peer registered its memory as local-only")
                 }
             },
-            Self::DeviceNotVisible => {
-                ("device-not-visible", false, "this process does not see the peer's device")
+            Self::MappingRefused { .. } => ("mapping-refused", false, ""),
+            Self::NoLocalDevice => {
+                ("no-local-device", false, "this process sees no device that could copy")
             }
             Self::NoPeerAccess => {
                 let text = "the devices cannot reach each other's memory directly";
@@ -183,6 +189,13 @@ impl fmt::Display for Reason {
         match self {
             Self::NoDescriptorPassing { cause } => {
                 write!(f, "no descriptor can be passed between them: {cause}")
+            }
+            Self::MappingRefused { cause } => {
+                write!(
+                    f,
+                    "this process does not see the peer's device, and the driver does not map its \
+                     memory: {cause}"
+                )
             }
             Self::NoFabric { cause } => write!(f, "they have no provider in common: {cause}"),
             Self::NoRemoteAccess { provider } => {

@@ -50,10 +50,14 @@ pub fn situations() -> Vec<Situation> {
         (Locality::SameProcess, Locality::SameMachine, Locality::OtherMachine);
     let no_descriptor_passing =
         Locality::NoDescriptorPassing { cause: "no common directory".to_owned() };
-    let (direct, unseen) = (DeviceAccess::Direct, DeviceAccess::Invisible);
+    let (direct, unseen) = (DeviceAccess::Direct, DeviceAccess::NotTried);
+    let cause = "import memory on cuda:0: CUDA_ERROR_INVALID_DEVICE".to_owned();
+    let refused_mapping = DeviceAccess::Refused { cause };
     let (same, none, no_device) = (DeviceAccess::Same, DeviceAccess::None, DeviceAccess::NoDevice);
     let pools = "device to device, VMM memory (pools, expandable segments)";
-    let not_visible = "device to device, peer's device not visible here";
+    let not_visible = "device to device, peer's device not visible here (CUDA_VISIBLE_DEVICES)";
+    let no_file =
+        "device to device, the peer's device has no device file here (a pod with one GPU)";
     let hidden_pieces = "device to device, VMM memory without an exportable handle";
     let not_passed = "device to device, no descriptor can be passed";
     let private_host = "host to private host memory";
@@ -63,34 +67,41 @@ pub fn situations() -> Vec<Situation> {
     let unreliable = "other machine, device to device, probe failed";
     let switched_off = "other machine, device to device, `FABRICAST_DEVICE_FABRIC=off`";
     let rows = [
-        ("same process, two devices", &same_process, device, direct, &host_only),
-        (pools, &same_machine, device, direct, &host_only),
-        ("device to device, cudaMalloc memory", &same_machine, plain, same, &host_only),
-        ("device to device, no peer access", &same_machine, device, none, &host_only),
-        (not_visible, &same_machine, device, unseen, &host_only),
-        ("device to device, cudaMallocAsync memory", &same_machine, pool, direct, &host_only),
-        (hidden_pieces, &same_machine, hidden, direct, &host_only),
-        (not_passed, &no_descriptor_passing, device, direct, &host_only),
-        ("to host memory in a shared segment", &same_machine, segment, same, &works),
-        (private_host, &same_machine, private, no_device, &works),
-        ("other machine, host to host", &other_machine, private, no_device, &works),
-        (by_itself, &other_machine, device, unseen, &works),
-        (host_alone, &other_machine, device, unseen, &host_only),
-        (no_rdma, &other_machine, device, unseen, &refused),
-        (unreliable, &other_machine, device, unseen, &fails_probe),
-        (switched_off, &other_machine, device, unseen, &off),
-        ("other machine, no fabric", &other_machine, device, unseen, &no_fabric),
+        ("same process, two devices", &same_process, device, &direct, &host_only),
+        (pools, &same_machine, device, &direct, &host_only),
+        ("device to device, cudaMalloc memory", &same_machine, plain, &same, &host_only),
+        ("device to device, no peer access", &same_machine, device, &none, &host_only),
+        (not_visible, &same_machine, device, &unseen, &host_only),
+        (no_file, &same_machine, device, &refused_mapping, &host_only),
+        ("device to device, cudaMallocAsync memory", &same_machine, pool, &direct, &host_only),
+        (hidden_pieces, &same_machine, hidden, &direct, &host_only),
+        (not_passed, &no_descriptor_passing, device, &direct, &host_only),
+        ("to host memory in a shared segment", &same_machine, segment, &same, &works),
+        (private_host, &same_machine, private, &no_device, &works),
+        ("other machine, host to host", &other_machine, private, &no_device, &works),
+        (by_itself, &other_machine, device, &unseen, &works),
+        (host_alone, &other_machine, device, &unseen, &host_only),
+        (no_rdma, &other_machine, device, &unseen, &refused),
+        (unreliable, &other_machine, device, &unseen, &fails_probe),
+        (switched_off, &other_machine, device, &unseen, &off),
+        ("other machine, no fabric", &other_machine, device, &unseen, &no_fabric),
     ];
-    let situation =
-        |(name, locality, remote, device_access, fabric): (_, &Locality, _, _, &Fabric)| {
-            // Memory of a device, unless no device takes part.
-            let local = if device_access == no_device { segment } else { device };
-            let operation = Operation::Put;
-            let (locality, fabric) = (locality.clone(), fabric.clone());
-            Situation {
-                name,
-                facts: Facts { operation, locality, local, remote, device_access, fabric },
-            }
-        };
+    let situation = |(name, locality, remote, device_access, fabric): (
+        _,
+        &Locality,
+        _,
+        &DeviceAccess,
+        &Fabric,
+    )| {
+        // Memory of a device, unless no device takes part.
+        let local = if *device_access == no_device { segment } else { device };
+        let operation = Operation::Put;
+        let (locality, fabric) = (locality.clone(), fabric.clone());
+        let device_access = device_access.clone();
+        Situation {
+            name,
+            facts: Facts { operation, locality, local, remote, device_access, fabric },
+        }
+    };
     rows.into_iter().map(situation).collect()
 }

@@ -201,10 +201,14 @@ fn no_shared_memory(locality: &Locality) -> Option<Reason> {
 }
 
 fn match_devices(facts: &Facts) -> Option<Reason> {
-    match facts.device_access {
-        DeviceAccess::Same | DeviceAccess::Direct | DeviceAccess::NoDevice => None,
+    match &facts.device_access {
+        DeviceAccess::Same
+        | DeviceAccess::Direct
+        | DeviceAccess::NotTried
+        | DeviceAccess::NoDevice => None,
         DeviceAccess::None => Some(Reason::NoPeerAccess),
-        DeviceAccess::Invisible => Some(Reason::DeviceNotVisible),
+        DeviceAccess::Refused { cause } => Some(Reason::MappingRefused { cause: cause.clone() }),
+        DeviceAccess::NoLocalDevice => Some(Reason::NoLocalDevice),
         DeviceAccess::Foreign => Some(Reason::ForeignDevice),
     }
 }

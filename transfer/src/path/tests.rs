@@ -34,14 +34,18 @@ fn memory_types() -> Vec<MemoryType> {
         .collect()
 }
 
-const REACHES: [DeviceAccess; 6] = [
-    DeviceAccess::Same,
-    DeviceAccess::Direct,
-    DeviceAccess::None,
-    DeviceAccess::Invisible,
-    DeviceAccess::Foreign,
-    DeviceAccess::NoDevice,
-];
+fn device_accesses() -> [DeviceAccess; 8] {
+    [
+        DeviceAccess::Same,
+        DeviceAccess::Direct,
+        DeviceAccess::NotTried,
+        DeviceAccess::None,
+        DeviceAccess::Refused { cause: cause() },
+        DeviceAccess::NoLocalDevice,
+        DeviceAccess::Foreign,
+        DeviceAccess::NoDevice,
+    ]
+}
 
 fn registrations() -> [Registration; 3] {
     [Registration::Works, Registration::NotOffered, Registration::Refused { cause: cause() }]
@@ -82,7 +86,7 @@ fn each_of(operations: &[Operation], locals: &[MemoryType], mut check: impl FnMu
     for locality in localities() {
         for local in locals.iter().copied() {
             for remote in memory_types() {
-                for device_access in REACHES {
+                for device_access in device_accesses() {
                     for fabric in fabrics() {
                         for operation in operations.iter().copied() {
                             let (locality, fabric) = (locality.clone(), fabric.clone());
@@ -91,7 +95,7 @@ fn each_of(operations: &[Operation], locals: &[MemoryType], mut check: impl FnMu
                                 locality,
                                 local,
                                 remote,
-                                device_access,
+                                device_access: device_access.clone(),
                                 fabric,
                             });
                         }
@@ -121,7 +125,10 @@ fn every_combination_of_facts_gets_its_best_path() {
         assert_eq!(paths, Path::ALL, "each path once, in order");
         let have_access = matches!(
             facts.device_access,
-            DeviceAccess::Same | DeviceAccess::Direct | DeviceAccess::NoDevice
+            DeviceAccess::Same
+                | DeviceAccess::Direct
+                | DeviceAccess::NotTried
+                | DeviceAccess::NoDevice
         );
         let is_exportable = !matches!(facts.remote.exportability(), Exportability::Not(_));
         let is_shareable = facts.locality == Locality::SameMachine && is_exportable && have_access;
@@ -156,7 +163,7 @@ fn every_combination_of_facts_gets_its_best_path() {
             }
         }
     });
-    assert_eq!(seen, 5 * 14 * 14 * 6 * 55 * 2);
+    assert_eq!(seen, 5 * 14 * 14 * 8 * 55 * 2);
 }
 
 #[test]
@@ -229,7 +236,7 @@ fn reasons_against_direct_device_memory_name_their_cause() {
                 remote: Registration::Works,
                 probe,
             },
-            ..between_devices(locality, DeviceAccess::Invisible)
+            ..between_devices(locality, DeviceAccess::NotTried)
         };
         let choice = choose(&facts, &Policy::default());
         let reason = refusal(&choice, Path::FabricDirect).map(ToString::to_string);
@@ -287,7 +294,7 @@ fn only_an_unexpected_refusal_makes_a_fallback() {
     );
     assert_eq!(choice.fallback().unwrap().1.name(), "no-descriptor-passing");
     // Other machines are expected; a provider without device memory is not.
-    let choice = choose(&between_devices(Locality::OtherMachine, DeviceAccess::Invisible), &policy);
+    let choice = choose(&between_devices(Locality::OtherMachine, DeviceAccess::NotTried), &policy);
     assert_eq!(choice.fallback().unwrap().1.name(), "not-registered");
     let denied = Policy { deny: vec![Path::CudaIpc], ..policy };
     let choice = choose(&between_devices(Locality::SameMachine, DeviceAccess::Direct), &denied);

@@ -232,6 +232,71 @@ fn impossible_required_path_is_an_error_with_its_reason() {
     fixture.end(peer_process);
 }
 
+/// As with `CUDA_VISIBLE_DEVICES`: each process sees its own device only.
+#[test]
+fn memory_of_a_hidden_device_is_mapped() {
+    let _alone = alone();
+    let mut fixture = AgentFixture::open();
+    if device().name().implementation != gpu::Implementation::Emulated {
+        testkit::skip!("only emulated devices can be hidden; gpu-tests hides others");
+    }
+    let peer_process = fixture.peer_process("shared", &[]);
+    let policy = Policy::default();
+    gpu::emulated::hide_device(1, true);
+    fill(&fixture.memory, LENGTH, 5);
+    let route = fixture.join(&peer_process);
+    assert_eq!(route.path(), Path::CudaIpc, "{}", route.choice());
+    let token = fixture.agent.put(&route, &WHOLE, None).unwrap();
+    fixture.agent.wait(token, TIMEOUT).unwrap();
+    assert_eq!(fixture.request(&peer_process, SUM, 0), sum_of(LENGTH, 5));
+    fixture.request(&peer_process, FILL, 6);
+    let token = fixture.agent.get(&route, &WHOLE, None).unwrap();
+    fixture.agent.wait(token, TIMEOUT).unwrap();
+    assert_eq!(sum(&fixture.memory, LENGTH), sum_of(LENGTH, 6));
+    // Host memory is copied by a device of this process.
+    let host = HostBuffer::new(LENGTH).unwrap();
+    let region = fixture.agent.register(&host, Rights::ALL).unwrap();
+    let descriptor = peer_process.descriptor.clone();
+    let peer = peer_process.peer;
+    let route = fixture.agent.join(peer, &region, &descriptor, &policy, TIMEOUT).unwrap();
+    assert_eq!(route.path(), Path::CudaIpc, "{}", route.choice());
+    let token = fixture.agent.get(&route, &WHOLE, None).unwrap();
+    fixture.agent.wait(token, TIMEOUT).unwrap();
+    let mut bytes = vec![0; LENGTH as usize];
+    host.read(0, &mut bytes).unwrap();
+    assert_eq!(gpu::checksum(&bytes), sum_of(LENGTH, 6));
+    gpu::emulated::hide_device(1, false);
+    fixture.end(peer_process);
+}
+
+/// As in a pod that has one GPU: the refusal is the reason of the table, and is not repeated.
+#[test]
+fn refused_mapping_of_a_hidden_device_is_a_reason() {
+    let _alone = alone();
+    let mut fixture = AgentFixture::open();
+    if device().name().implementation != gpu::Implementation::Emulated {
+        testkit::skip!("only emulated devices can be hidden");
+    }
+    let peer_process = fixture.peer_process("shared", &[]);
+    gpu::emulated::hide_device(1, true);
+    let apart = gpu::emulated::FaultConfig { are_peers: false, ..Default::default() };
+    gpu::emulated::configure_faults(0, apart);
+    let (peer, descriptor) = (peer_process.peer, &peer_process.descriptor);
+    let policy = Policy::default();
+    for _ in 0..2 {
+        let joined = fixture.agent.join(peer, &fixture.region, descriptor, &policy, TIMEOUT);
+        let error = joined.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoPath);
+        let expected = "this process does not see the peer's device, and the driver does not map \
+                        its memory: import memory on emulated:0 failed: no peer access";
+        assert!(error.to_string().contains(expected), "{error}");
+        // The driver would not refuse it again, but is not asked.
+        gpu::emulated::configure_faults(0, gpu::emulated::FaultConfig::default());
+    }
+    gpu::emulated::hide_device(1, false);
+    fixture.end(peer_process);
+}
+
 #[test]
 fn joined_region_is_mapped_once_and_unmapped() {
     let _alone = alone();

@@ -60,6 +60,10 @@ pub fn start(role: &str, directory: &Path, wrapper: &[&str], user: Option<u32>) 
     if let Some(user) = user {
         command.uid(user);
     }
+    // The GPUs that other processes see, where this one sees others.
+    if let Ok(devices) = std::env::var("FABRICAST_TEST_PEER_DEVICES") {
+        command.env("CUDA_VISIBLE_DEVICES", devices);
+    }
     ChildProcess(Child::start(&mut command))
 }
 

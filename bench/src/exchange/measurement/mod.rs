@@ -14,7 +14,8 @@ use fabric::{Completion, CompletionKind, MemoryRegion, RegionSlice, RemoteSlice}
 use super::frame::Frame;
 use super::peer_watchdog::unexpected;
 use super::plan::{FabricExchange, Mode, Operation};
-use super::{ExchangeSide, Measured};
+use super::{ExchangeSide, Measured, ProcessorTimes};
+use crate::process::processor_time;
 use command::exit::Failure;
 
 /// Token of the eight-byte notices: end of the stream, and everything received.
@@ -183,7 +184,10 @@ pub(crate) fn run(side: ExchangeSide, measure: &FabricExchange) -> Result<Measur
         Mode::Lat => (pingpong::run(&mut measurement)?, 0),
         Mode::Bw => stream::run(&mut measurement)?,
     };
-    Ok(Measured { samples, elapsed, verified: measurement.check_and_finish()? })
+    let here = measurement.processor_time;
+    let Verdict { verified, peer_processor_time: peer } = measurement.check_and_finish()?;
+    let processor_times = ProcessorTimes { here, peer };
+    Ok(Measured { samples, elapsed, verified, processor_times })
 }
 
 /// The target's side.
@@ -197,6 +201,12 @@ pub(super) fn serve(side: ExchangeSide, measure: &FabricExchange) -> Result<(), 
         }
     }
     measurement.check_and_finish().map(drop)
+}
+
+/// What both sides found.
+struct Verdict {
+    verified: bool,
+    peer_processor_time: Duration,
 }
 
 /// One side of a measurement.
@@ -224,6 +234,9 @@ struct Measurement {
     notice_busy: bool,
     notices: u64,
     notices_awaited: u64,
+    /// When the current part began, and of the last part.
+    processor_time_before: Duration,
+    processor_time: Duration,
 }
 
 impl Measurement {
@@ -278,6 +291,8 @@ impl Measurement {
             notice_busy: false,
             notices: 0,
             notices_awaited: 0,
+            processor_time_before: Duration::ZERO,
+            processor_time: Duration::ZERO,
             side,
         };
         let posts = measure.mode == Mode::Lat || !measurement.side.peer_watchdog.is_initiator();
@@ -451,11 +466,13 @@ impl Measurement {
                 self.progress()?;
             }
         }
+        self.processor_time_before = processor_time();
         Ok(())
     }
 
     /// Everything after the clock has stopped.
     fn end(&mut self) -> Result<(), Failure> {
+        self.processor_time = processor_time() - self.processor_time_before;
         self.drain()?;
         self.barrier()
     }
@@ -468,7 +485,7 @@ impl Measurement {
 
     /// Verifies every byte of every receive slot, and combines the results of both sides. Ends the
     /// measurement.
-    fn check_and_finish(mut self) -> Result<bool, Failure> {
+    fn check_and_finish(mut self) -> Result<Verdict, Failure> {
         let (operation, mode) = (self.measure.operation, self.measure.mode);
         let has_received = match operation {
             Operation::Read => self.side.peer_watchdog.is_initiator(),
@@ -493,10 +510,12 @@ impl Measurement {
             self.bad += u64::from(u128::from(self.immediate_sum) != sum);
         }
         // Neither side ends before the other is here.
-        self.side.peer_watchdog.send(&Frame::Verified { bytes: 0, bad: self.bad })?;
-        let remote_bad = match self.next_frame("the other side's result")? {
-            Frame::Verified { bad, .. } => bad,
-            frame => return Err(unexpected(frame)),
+        let (bad, processor_time) = (self.bad, self.processor_time);
+        self.side.peer_watchdog.send(&Frame::Verified { bytes: 0, bad, processor_time })?;
+        let frame = self.next_frame("the other side's result")?;
+        let Frame::Verified { bad: remote_bad, processor_time: peer_processor_time, .. } = frame
+        else {
+            return Err(unexpected(frame));
         };
         if self.bad + remote_bad > 0 && self.side.peer_watchdog.is_initiator() {
             eprintln!(
@@ -505,7 +524,7 @@ impl Measurement {
             );
         }
         self.side.finish()?;
-        Ok(self.bad == 0 && remote_bad == 0)
+        Ok(Verdict { verified: bad == 0 && remote_bad == 0, peer_processor_time })
     }
 }
 

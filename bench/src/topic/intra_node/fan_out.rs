@@ -21,7 +21,7 @@ struct FanOutMetrics {
 fn rows(most: u64, has_core_for_each: impl Fn(u64) -> bool) -> Vec<(Wait, u64)> {
     let readers = move || (0..).map(|power| 1 << power).take_while(move |count| *count < most);
     let all = move || readers().chain([most]);
-    let busy = all().filter(|count| has_core_for_each(*count)).map(|count| (Wait::Busy, count));
+    let busy = all().filter(|count| has_core_for_each(*count)).map(|count| (Wait::Poll, count));
     busy.chain(all().map(|count| (Wait::Block, count))).collect()
 }
 
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn readers_double_and_busy_pollers_have_a_core() {
         let all = |most, cores| rows(most, |readers| readers < cores);
-        let (busy, block) = (Wait::Busy, Wait::Block);
+        let (busy, block) = (Wait::Poll, Wait::Block);
         let few = [(busy, 1), (block, 1), (block, 2), (block, 4), (block, 6)];
         assert_eq!(all(6, 2), few);
         assert_eq!(all(8, 32).len(), 8);

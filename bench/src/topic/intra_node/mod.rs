@@ -14,7 +14,9 @@ use super::schedule::{
 use super::shared_words::WORDS;
 use super::timed_publisher::TimedPublisher;
 use super::timed_subscriber::SubscriberTask;
-use super::topic_results::{Latency, SingleSubscriber, common, found, of_topic, stages};
+use super::topic_results::{
+    Latency, SingleSubscriber, common, found, of_topic, stages, with_processor_times,
+};
 use super::{Arguments, ROUNDS, Service, TopicKind};
 use crate::process::{Affinity, pin, set_affinity};
 use crate::report::{Common, Metrics, Report, format_figure};
@@ -123,6 +125,7 @@ fn measure(arguments: &Arguments) -> Result<Report<IntraNodeMetrics>, Failure> {
     let queue_p50 = of_queue.microseconds(0.5);
     let publishing = lines[0].publish_times();
     let common = common(arguments, waiting, cores.all(), &samples, each * ROUNDS, verified);
+    let common = with_processor_times(common, lines[0].processor_time(), &results);
     let found = IntraNodeMetrics {
         subscribers: arguments.subscribers,
         fill_is_timed: arguments.time_fill,
@@ -145,25 +148,26 @@ impl Metrics for IntraNodeMetrics {
         let of_stage = |it: &Latency| format!(", {} {:.3}/{:.3}", it.stage, it.p50_us, it.p99_us);
         let stages = self.stages.iter().map(of_stage);
         let note = self.note.as_ref().map(|note| format!("{note}\n"));
-        format!(
-            "{} on {}, {}, {}: p50 {}, p99 {}, p99.9 {} us until it was read{}\n\
+        common.waiting_line()
+            + &format!(
+                "{} on {}, {}, {}: p50 {}, p99 {}, p99.9 {} us until it was read{}\n\
          p50 of the call that publishes {} us (p99 {}); p50/p99 of stages{}\n\
          a queue by itself takes {} us; the topic, {} us more\n{}",
-            size::print(common.bytes),
-            common.provider,
-            text::count_of(self.subscribers, "reader"),
-            common.waiting,
-            format_figure(common.p50_us),
-            format_figure(common.p99_us),
-            format_figure(common.p999_us),
-            single.unwrap_or_default(),
-            format_figure(self.publish_p50_us),
-            format_figure(self.publish_p99_us),
-            stages.collect::<String>(),
-            format_figure(self.queue_p50_us),
-            format_figure(self.overhead_over_queue_us),
-            note.unwrap_or_default(),
-        )
+                size::print(common.bytes),
+                common.provider,
+                text::count_of(self.subscribers, "reader"),
+                common.waiting,
+                format_figure(common.p50_us),
+                format_figure(common.p99_us),
+                format_figure(common.p999_us),
+                single.unwrap_or_default(),
+                format_figure(self.publish_p50_us),
+                format_figure(self.publish_p99_us),
+                stages.collect::<String>(),
+                format_figure(self.queue_p50_us),
+                format_figure(self.overhead_over_queue_us),
+                note.unwrap_or_default(),
+            )
     }
 }
 

@@ -2,7 +2,7 @@
 //! processes; latency from before the call that sends to after the call that receives. Blocking
 //! readers wait for iceoryx2's event, which the publisher sends after each message.
 //!
-//! iceoryx_queue READERS busy|block MESSAGES [CORE,CORE,...]
+//! iceoryx_queue READERS poll|block MESSAGES [CORE,CORE,...]
 
 use std::error::Error;
 use std::io::Write;

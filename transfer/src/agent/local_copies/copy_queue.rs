@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use gpu::{Block, CopyMethod, Device, Slice, Stream};
+use gpu::{Block, CopyMethod, CopyTimes, Device, Pause, Slice, Stream};
 
 use super::CopyRequest;
 use super::block_list_pool::BlockListPool;
@@ -14,9 +14,9 @@ use crate::stream_copies::StreamCopies;
 
 /// Copies submitted to the driver at a time: it blocks the caller at about a thousand.
 const MAX_STREAM_COPIES: usize = 256;
-const MIN_COPY_TIME: Duration = Duration::from_micros(7);
-/// The assumed rate before the first measurement, in bytes per microsecond.
-const INITIAL_RATE: f64 = 20_000.0;
+/// A thread sleeps at least this long, if the copies take as long: it does not wake for each of many
+/// short ones.
+const SHORTEST_SLEEP: Duration = Duration::from_micros(60);
 
 /// A request that waits for a free place on the stream.
 #[derive(Debug)]
@@ -34,29 +34,45 @@ pub(super) struct CopyQueue {
     copies: StreamCopies<OperationContext>,
     waiting: VecDeque<QueuedCopy>,
     block_lists: BlockListPool,
-    /// When all submitted copies should be done, as estimated.
-    expected: Instant,
-    /// Recent rate in bytes per microsecond.
-    rate: f64,
-    last_done: Instant,
+    times: CopyTimes,
+    last_done: LastDone,
+    /// When the first copy in flight was last seen in progress; None if it was not looked at.
+    in_progress: Option<Instant>,
+}
+
+/// The end of the copy before those in flight.
+#[derive(Debug, Clone, Copy)]
+struct LastDone {
+    at: Instant,
+    /// Was it seen early enough to time the next copy from it?
+    is_exact: bool,
 }
 
 impl CopyQueue {
     pub(super) fn new(device: &Device) -> Result<Self> {
-        let now = Instant::now();
         Ok(Self {
             copies: StreamCopies::new(device)?,
             waiting: VecDeque::new(),
             block_lists: BlockListPool::default(),
-            expected: now,
-            rate: INITIAL_RATE,
-            last_done: now,
+            times: CopyTimes::default(),
+            last_done: LastDone { at: Instant::now(), is_exact: true },
+            in_progress: None,
         })
     }
 
-    /// When it should be idle, as estimated; None if it is.
-    pub(super) fn expected(&self) -> Option<Instant> {
-        (!self.is_idle()).then_some(self.expected)
+    /// What a thread that waits does until it looks again; None if the queue is idle.
+    pub(super) fn pause(&self, now: Instant) -> Option<Pause> {
+        let (_, since) = self.copies.in_flight().next()?;
+        let begun = since.max(self.last_done.at);
+        let mut end = Some(begun);
+        for (context, _) in self.copies.in_flight() {
+            let time = self.times.estimate(context.bytes);
+            end = end.and_then(|end| Some(end + time?));
+            if end.is_none_or(|end| end >= now + SHORTEST_SLEEP) {
+                break;
+            }
+        }
+        Some(Pause::for_end(now, begun, end))
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -76,10 +92,7 @@ impl CopyQueue {
     }
 
     fn begin(&mut self, context: OperationContext, request: CopyRequest<'_>) {
-        let bytes = context.bytes;
         self.copies.begin(context, |stream| copy(stream, request));
-        let took = Duration::from_secs_f64(bytes as f64 / self.rate / 1e6);
-        self.expected = self.expected.max(Instant::now()) + took + MIN_COPY_TIME;
     }
 
     /// Passes completed copies to `done`, the oldest first, and submits queued ones.
@@ -87,10 +100,11 @@ impl CopyQueue {
     pub(super) fn progress(&mut self, mut done: impl FnMut(OperationContext, Result<()>)) -> bool {
         let mut has_moved = false;
         while let Some((context, since, outcome)) = self.copies.next_done() {
-            self.update_rate(context.bytes, since);
+            self.note_end(context.bytes, since);
             done(context, outcome);
             has_moved = true;
         }
+        self.in_progress = (self.copies.count() > 0).then(Instant::now);
         while self.copies.count() < MAX_STREAM_COPIES {
             let Some(waiting) = self.waiting.pop_front() else { break };
             let QueuedCopy { context, to, from, mut blocks, by } = waiting;
@@ -102,15 +116,19 @@ impl CopyQueue {
         has_moved
     }
 
-    fn update_rate(&mut self, bytes: u64, since: Instant) {
-        /// Shorter copies measure the latency rather than the rate.
-        const MIN_MEASURED: u64 = 1 << 20;
-        let now = Instant::now();
-        let took = now - since.max(self.last_done);
-        self.last_done = now;
-        if bytes >= MIN_MEASURED {
-            let seen = bytes as f64 / took.as_secs_f64().max(1e-7) / 1e6;
-            self.rate = 0.75 * self.rate + 0.25 * seen;
+    /// Learns from a copy that was seen done now.
+    fn note_end(&mut self, bytes: u64, since: Instant) {
+        let before = self.last_done;
+        let begun = since.max(before.at);
+        let at = Instant::now();
+        let at_most = at - begun;
+        let at_least = self
+            .in_progress
+            .take()
+            .map_or(Duration::ZERO, |seen| seen.saturating_duration_since(begun));
+        self.last_done = LastDone { at, is_exact: gpu::is_exact(at_least, at_most) };
+        if before.is_exact || since > before.at {
+            self.times.learn(bytes, at_least, at_most);
         }
     }
 

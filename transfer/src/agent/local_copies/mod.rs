@@ -8,7 +8,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Instant;
 
-use gpu::{Block, CopyMethod, Device, DeviceName, Slice};
+use gpu::{Block, CopyMethod, Device, DeviceName, Pause, Slice};
 
 use self::block_list_pool::BlockListPool;
 use self::copy_queue::CopyQueue;
@@ -128,9 +128,9 @@ impl LocalCopies {
         !self.cpu_copies.is_empty()
     }
 
-    /// When the first device should have completed its copies, as estimated.
-    pub(super) fn expected(&self) -> Option<Instant> {
-        self.queues.values().filter_map(CopyQueue::expected).min()
+    /// What a thread that waits for devices does until it looks again; None if they are idle.
+    pub(super) fn pause(&self, now: Instant) -> Option<Pause> {
+        self.queues.values().filter_map(|queue| queue.pause(now)).min()
     }
 
     /// Cancels all copies of a peer. Waits for devices, at most until `end`. Returns the incomplete
