@@ -23,6 +23,7 @@ const LONG_MARGIN: Duration = Duration::from_micros(100);
 /// How long to look all the time for an end that is not estimated, and beyond the estimated one.
 const SPIN_TIME: Duration = Duration::from_micros(30);
 const MIN_SLEEP: Duration = Duration::from_micros(5);
+/// A wrong estimate delays a caller by at most this; waking now and then costs next to nothing.
 const MAX_SLEEP: Duration = Duration::from_micros(500);
 /// The longest sleep as a part of the time waited, and of the time since the estimate: an end that
 /// is not estimated, or later than that, is seen late by at most this part.
@@ -61,7 +62,10 @@ impl Pause {
         let of_work = estimate.map_or(Duration::ZERO, |end| (end - since) / MARGIN_OF_WORK);
         let margin =
             if left > LONG_SLEEP { LONG_MARGIN } else { MARGIN.max(of_work.min(LONG_MARGIN)) };
-        if left >= margin + MIN_SLEEP { Self::Until(now + left - margin) } else { Self::Spin }
+        match left.checked_sub(margin) {
+            Some(sleep) if sleep >= MIN_SLEEP => Self::Until(now + sleep.min(MAX_SLEEP)),
+            _ => Self::Spin,
+        }
     }
 }
 
@@ -94,7 +98,7 @@ struct CopyTime {
 
 impl CopyTimes {
     /// Shorter copies take less time than a sleep.
-    pub(crate) const SHORTEST: u64 = 1 << Self::SHORTEST_LOG;
+    pub const SHORTEST: u64 = 1 << Self::SHORTEST_LOG;
     const SHORTEST_LOG: u32 = 18;
     /// Beyond 256 GiB all lengths are one class.
     const CLASSES: usize = 21;
@@ -122,15 +126,20 @@ impl CopyTimes {
         class.misses = if is_exact { 0 } else { class.misses.saturating_add(1) };
         let middle = at_least + at_most.saturating_sub(at_least) / 2;
         let kept = match known {
-            None if at_least.is_zero() => middle,
+            // It may have been done long ago.
+            None if at_least.is_zero() => return,
             None => at_least,
             Some(known) if is_exact && at_least > known => known + (at_least - known) / 2,
             Some(_) if is_exact => at_least,
             // The system delayed the thread, or the estimate is too long, which is likely after
             // several misses: the next sleep is shorter.
             Some(known) => {
-                let part = 64 >> class.misses.min(4);
-                middle.clamp(known - known / part, known).max(at_least)
+                let shorter = match class.misses {
+                    1 => known - known / 32,
+                    2 => known - known / 8,
+                    _ => Duration::ZERO,
+                };
+                middle.clamp(shorter, known.max(shorter)).max(at_least).min(at_most)
             }
         };
         class.of_byte = (kept.as_nanos().max(1) as f64) / length as f64;
@@ -190,7 +199,7 @@ mod tests {
         }
     }
 
-    /// A copy that always takes the same time, from the second wait on, whatever was before.
+    /// A copy that always takes the same time, after some waits, whatever was before.
     #[test]
     fn estimate_does_not_depend_on_history() {
         for megabytes in [1, 4, 64, 1024_u64] {
@@ -246,6 +255,30 @@ mod tests {
         delays.sort();
         assert!(delays[100] <= MICROSECOND && delays[170] <= 10 * MICROSECOND, "{delays:?}");
         assert!(spun / 200 <= takes / 8, "{:?}", spun / 200);
+    }
+
+    /// Work before the copy, or a thread that looked after seconds: no later wait takes as long.
+    #[test]
+    fn one_long_time_delays_few_later_waits() {
+        let (length, takes, second) =
+            (64 << 20, Duration::from_micros(180), Duration::from_secs(1));
+        for (at_least, at_most) in [
+            (2 * second, 2 * second + MICROSECOND),
+            (Duration::ZERO, 3 * second),
+            (MICROSECOND, 3 * second),
+        ] {
+            for is_known in [false, true] {
+                let mut waiter = Waiter::new();
+                for _ in 0..if is_known { 5 } else { 0 } {
+                    waiter.wait(length, takes, 3 * MICROSECOND);
+                }
+                waiter.times.learn(length, at_least, at_most);
+                let delays = (0..10).map(|_| waiter.wait(length, takes, 3 * MICROSECOND).delay);
+                let lost: Duration = delays.sum();
+                assert!(lost <= Duration::from_millis(2), "{at_least:?}, {is_known}: {lost:?}");
+                assert!(waiter.wait(length, takes, 3 * MICROSECOND).delay <= MICROSECOND);
+            }
+        }
     }
 
     #[test]

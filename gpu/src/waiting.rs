@@ -28,13 +28,15 @@ pub(crate) fn wait_for_end(
     mut is_done: impl FnMut() -> Result<bool>,
 ) -> Result<Option<Instant>> {
     let start = Instant::now();
-    let mut in_progress = None;
+    let (mut in_progress, mut asked) = (None, start);
     loop {
         if is_done()? {
             return Ok(in_progress);
         }
+        // Before the answer: afterwards the thread may have been delayed.
+        in_progress = Some(asked);
         let now = Instant::now();
-        in_progress = Some(now);
+        asked = now;
         let waited = now - start;
         if waited >= timeout {
             let detail = format!("no completion within {waited:?}");
@@ -45,6 +47,7 @@ pub(crate) fn wait_for_end(
             Pause::Until(until) => {
                 let _exact = ExactTimer::set();
                 std::thread::sleep((until - now).min(timeout - waited));
+                asked = Instant::now();
             }
         }
     }

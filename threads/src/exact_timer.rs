@@ -15,7 +15,7 @@ use std::marker::PhantomData;
 /// ```
 #[derive(Debug)]
 pub struct ExactTimer {
-    /// The slack before, in nanoseconds; negative if the system did not say.
+    /// The slack before, in nanoseconds; not positive if it was not changed.
     before: libc::c_int,
     /// The slack belongs to the thread.
     not_send: PhantomData<*const ()>,
@@ -28,7 +28,10 @@ impl ExactTimer {
         // SAFETY: reads and writes a number of the calling thread.
         let before = unsafe {
             let before = libc::prctl(libc::PR_GET_TIMERSLACK);
-            libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong);
+            // What cannot be restored is not changed; 0 stands for the thread's default.
+            if before > 0 {
+                libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong);
+            }
             before
         };
         Self { before, not_send: PhantomData }
@@ -37,7 +40,6 @@ impl ExactTimer {
 
 impl Drop for ExactTimer {
     fn drop(&mut self) {
-        // Zero would stand for the thread's default.
         if let Ok(before @ 1..) = libc::c_ulong::try_from(self.before) {
             // SAFETY: writes a number of the calling thread.
             unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, before) };

@@ -16,6 +16,8 @@ const COPY: &str = "copy memory";
 pub(crate) struct StreamCopies<T> {
     stream: Stream,
     in_flight: VecDeque<InFlightCopy<T>>,
+    /// When the first copy in flight was last seen in progress; None if it was not.
+    in_progress: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -30,7 +32,11 @@ struct InFlightCopy<T> {
 
 impl<T> StreamCopies<T> {
     pub(crate) fn new(device: &Device) -> Result<Self> {
-        Ok(Self { stream: device.stream().during(COPY)?, in_flight: VecDeque::new() })
+        Ok(Self {
+            stream: device.stream().during(COPY)?,
+            in_flight: VecDeque::new(),
+            in_progress: None,
+        })
     }
 
     /// Starts a copy on the stream. A failed start may leave a part in flight, so the failure is
@@ -49,8 +55,13 @@ impl<T> StreamCopies<T> {
     #[inline]
     pub(crate) fn next_done(&mut self) -> Option<(T, Instant, Result<()>)> {
         self.in_flight.front()?;
+        // Before the answer: afterwards the thread may be delayed.
+        let asked = Instant::now();
         let outcome = match self.is_first_done() {
-            Ok(false) => return None,
+            Ok(false) => {
+                self.in_progress = Some(asked);
+                return None;
+            }
             Ok(true) => Ok(()),
             Err(error) if gpu::proves_idle(&error) => Err(Error::caused_by(COPY, error)),
             Err(error) => {
@@ -75,6 +86,12 @@ impl<T> StreamCopies<T> {
             last.point = Some(point);
         }
         is_done
+    }
+
+    /// When the copy that [`next_done`](Self::next_done) returned, or the first one in flight, was
+    /// last seen in progress.
+    pub(crate) fn take_in_progress(&mut self) -> Option<Instant> {
+        self.in_progress.take()
     }
 
     /// The contexts of the copies in flight, the oldest first, and when they were started.

@@ -148,8 +148,9 @@ impl Agent {
         match self.next_look_at_devices(now) {
             Some(look) if look <= now => std::hint::spin_loop(),
             Some(look) => {
+                let most = if self.remote_transport.is_idle() { longest } else { BUSY_PAUSE };
                 let _exact = ExactTimer::set();
-                ipc::sleep_interruptible((look - now).min(longest));
+                ipc::sleep_interruptible((look - now).min(most).min(longest));
             }
             None if !self.remote_transport.is_idle() => self.wait_for_rail_events(now + longest),
             // A notice found the queue full.
@@ -235,14 +236,18 @@ impl Agent {
         let local_target = Arc::clone(&self.local_target);
         loop {
             let now = Instant::now();
-            let look = self.next_look_at_devices(now);
+            let look = match self.wait_strategy {
+                WaitStrategy::Busy => None,
+                _ => self.next_look_at_devices(now),
+            };
             let until = match look {
+                Some(_) if self.local_copies.uses_cpu() => now,
                 Some(look) if self.remote_transport.is_idle() => end.min(look),
                 Some(look) => end.min(look).min(now + BUSY_PAUSE),
                 None if self.operations.in_flight() == 0 => end,
                 None => end.min(now + BUSY_PAUSE),
             };
-            let exact = look.map(|_| ExactTimer::set());
+            let exact = look.filter(|_| until > now).map(|_| ExactTimer::set());
             let mut wait_strategy = self.wait_strategy;
             let found = local_target.doorbell.wait(&mut wait_strategy, until, || {
                 self.progress();

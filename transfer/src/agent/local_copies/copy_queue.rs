@@ -17,6 +17,8 @@ const MAX_STREAM_COPIES: usize = 256;
 /// A thread sleeps at least this long, if the copies take as long: it does not wake for each of many
 /// short ones.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(60);
+/// Of a copy without an estimate of its own, in a queue: short ones follow each other as fast.
+const SHORT_COPY_TIME: Duration = Duration::from_micros(2);
 
 /// A request that waits for a free place on the stream.
 #[derive(Debug)]
@@ -36,8 +38,6 @@ pub(super) struct CopyQueue {
     block_lists: BlockListPool,
     times: CopyTimes,
     last_done: LastDone,
-    /// When the first copy in flight was last seen in progress; None if it was not looked at.
-    in_progress: Option<Instant>,
 }
 
 /// The end of the copy before those in flight.
@@ -56,7 +56,6 @@ impl CopyQueue {
             block_lists: BlockListPool::default(),
             times: CopyTimes::default(),
             last_done: LastDone { at: Instant::now(), is_exact: true },
-            in_progress: None,
         })
     }
 
@@ -64,15 +63,20 @@ impl CopyQueue {
     pub(super) fn pause(&self, now: Instant) -> Option<Pause> {
         let (_, since) = self.copies.in_flight().next()?;
         let begun = since.max(self.last_done.at);
-        let mut end = Some(begun);
+        let mut end = begun;
         for (context, _) in self.copies.in_flight() {
-            let time = self.times.estimate(context.bytes);
-            end = end.and_then(|end| Some(end + time?));
-            if end.is_none_or(|end| end >= now + SHORTEST_SLEEP) {
+            let time = match self.times.estimate(context.bytes) {
+                None if context.bytes >= CopyTimes::SHORTEST => {
+                    return Some(Pause::for_end(now, begun, None));
+                }
+                time => time.unwrap_or(SHORT_COPY_TIME),
+            };
+            end += time;
+            if end >= now + SHORTEST_SLEEP {
                 break;
             }
         }
-        Some(Pause::for_end(now, begun, end))
+        Some(Pause::for_end(now, begun, Some(end)))
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -100,11 +104,11 @@ impl CopyQueue {
     pub(super) fn progress(&mut self, mut done: impl FnMut(OperationContext, Result<()>)) -> bool {
         let mut has_moved = false;
         while let Some((context, since, outcome)) = self.copies.next_done() {
-            self.note_end(context.bytes, since);
+            // Of several that are done now, only the first was seen in progress before.
+            self.note_end(context.bytes, since, has_moved);
             done(context, outcome);
             has_moved = true;
         }
-        self.in_progress = (self.copies.count() > 0).then(Instant::now);
         while self.copies.count() < MAX_STREAM_COPIES {
             let Some(waiting) = self.waiting.pop_front() else { break };
             let QueuedCopy { context, to, from, mut blocks, by } = waiting;
@@ -117,15 +121,14 @@ impl CopyQueue {
     }
 
     /// Learns from a copy that was seen done now.
-    fn note_end(&mut self, bytes: u64, since: Instant) {
-        let before = self.last_done;
+    fn note_end(&mut self, bytes: u64, since: Instant, is_late: bool) {
+        let (before, at) = (self.last_done, Instant::now());
         let begun = since.max(before.at);
-        let at = Instant::now();
-        let at_most = at - begun;
-        let at_least = self
-            .in_progress
-            .take()
-            .map_or(Duration::ZERO, |seen| seen.saturating_duration_since(begun));
+        let Some(in_progress) = self.copies.take_in_progress().filter(|_| !is_late) else {
+            self.last_done = LastDone { at, is_exact: false };
+            return;
+        };
+        let (at_least, at_most) = (in_progress.saturating_duration_since(begun), at - begun);
         self.last_done = LastDone { at, is_exact: gpu::is_exact(at_least, at_most) };
         if before.is_exact || since > before.at {
             self.times.learn(bytes, at_least, at_most);
