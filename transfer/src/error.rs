@@ -86,17 +86,15 @@ impl Error {
         error.at(path)
     }
 
-    /// Did the driver of a device refuse the memory, and would refuse it again?
+    /// Did the driver of a device refuse the memory, for a reason other than a lack of memory or a
+    /// failed device? Checks of this library have no code of a driver.
     pub(crate) fn is_refusal_of_driver(&self) -> bool {
-        use gpu::ErrorKind::{
-            InvalidArgument, InvalidHandle, NoPeerAccess, NoSuchDevice, NotSupported,
-        };
-        let of_driver = self.source().and_then(|cause| cause.downcast_ref::<gpu::Error>());
-        of_driver.is_some_and(|cause| {
-            matches!(
-                cause.kind(),
-                InvalidArgument | InvalidHandle | NoPeerAccess | NoSuchDevice | NotSupported
-            )
+        use gpu::ErrorKind::{DeviceFailed, NoPeerAccess, NoSuchDevice, OutOfMemory};
+        let of_device = self.source().and_then(|cause| cause.downcast_ref::<gpu::Error>());
+        of_device.is_some_and(|cause| match cause.kind() {
+            OutOfMemory | DeviceFailed => false,
+            NoPeerAccess | NoSuchDevice => true,
+            _ => cause.code().is_some(),
         })
     }
 

@@ -114,7 +114,15 @@ pub(crate) fn uuid(number: u32) -> Uuid {
 }
 
 /// Is it the UUID of an emulated device?
-pub(crate) fn has_uuid(found: Uuid) -> bool {
+///
+/// ```
+/// let device = gpu::Device::open("emulated:0".parse()?)?;
+/// assert!(gpu::emulated::has_uuid(device.properties().uuid));
+/// assert!(!gpu::emulated::has_uuid(gpu::Uuid([7; 16])));
+/// # Ok::<(), gpu::Error>(())
+/// ```
+#[must_use]
+pub fn has_uuid(found: Uuid) -> bool {
     (0..COUNT).any(|number| uuid(number) == found)
 }
 

@@ -199,6 +199,12 @@ fn device_named(uuid: Uuid) -> Option<DeviceName> {
     })
 }
 
+/// Is the other device, which this process does not see, of another implementation?
+fn is_foreign(device: &Device, other: Uuid) -> bool {
+    let is_emulated = device.name().implementation == Implementation::Emulated;
+    is_emulated != gpu::emulated::has_uuid(other)
+}
+
 /// The device that copies between local memory of one device and remote memory of another, and its
 /// access to the remote memory, which may be mapped on the same machine only.
 fn device_access(
@@ -213,6 +219,7 @@ fn device_access(
     };
     let device_access = match (&local_device, device_named(uuid)) {
         (_, None) if !may_map => DeviceAccess::NotTried,
+        (Some(device), None) if is_foreign(device, uuid) => DeviceAccess::Foreign,
         (Some(_), None) => DeviceAccess::NotTried,
         (None, None) => {
             return match Device::for_memory_of(uuid) {

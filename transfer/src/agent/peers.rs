@@ -405,6 +405,11 @@ impl Peer {
         by: DeviceName,
         verdict: DeviceAccess,
     ) {
+        /// A peer may claim any number of devices.
+        const MOST: usize = 256;
+        if self.mapping_verdicts.len() >= MOST {
+            self.mapping_verdicts.clear();
+        }
         self.mapping_verdicts.insert((memory, by), verdict);
     }
 

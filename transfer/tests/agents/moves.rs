@@ -1,6 +1,7 @@
 //! Bytes arrive, by the expected path.
 
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use gpu::{Block, CopyMethod};
 use transfer::path::{Operation, Path, Policy};
@@ -211,7 +212,7 @@ fn impossible_required_path_is_an_error_with_its_reason() {
     let apart = gpu::emulated::FaultConfig { are_peers: false, ..Default::default() };
     gpu::emulated::configure_faults(0, apart);
     let policy: Policy = "=cuda-ipc".parse().unwrap();
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     let joined = fixture.agent.join(
         peer_process.peer,
         &fixture.region,
@@ -229,6 +230,28 @@ fn impossible_required_path_is_an_error_with_its_reason() {
         .agent
         .join(peer_process.peer, &fixture.region, &peer_process.descriptor, &policy, TIMEOUT)
         .unwrap();
+    fixture.end(peer_process);
+}
+
+/// A program that computes between a put and its wait: the time is not taken for the copy's.
+#[test]
+fn late_wait_delays_no_later_one() {
+    const COMPUTING: Duration = Duration::from_millis(400);
+    let _alone = alone();
+    let mut fixture = AgentFixture::open();
+    let peer_process = fixture.peer_process("shared", &[]);
+    let route = fixture.join(&peer_process);
+    let mut quickest = Duration::MAX;
+    for round in 0..5 {
+        let begin = Instant::now();
+        let token = fixture.agent.put(&route, &WHOLE, None).unwrap();
+        if round < 2 {
+            std::thread::sleep(COMPUTING);
+        }
+        fixture.agent.wait(token, TIMEOUT).unwrap();
+        quickest = quickest.min(begin.elapsed());
+    }
+    assert!(quickest < COMPUTING / 4, "{quickest:?}");
     fixture.end(peer_process);
 }
 
