@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
     /// Cores of the two processes, A,B [default: not pinned]
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     cores: Option<Vec<usize>>,
-    /// How both sides wait
+    /// How both sides wait; plain writes in latency mode need poll: their target has no completion
     #[arg(long, value_enum, default_value_t = Wait::Default)]
     waiting: Wait,
     /// The threading model declared to libfabric (each process has one thread)

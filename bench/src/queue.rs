@@ -129,7 +129,7 @@ impl Metrics for QueueMetrics {
             "{}, {}: p50 {p50:.3}, p99 {p99:.3}, p99.9 {p999:.3} us one way\n",
             text::count_of(self.readers, "reader"),
             common.waiting,
-        ) + &common.waiting_line()
+        ) + &common.waiting_line("all readers")
     }
 }
 

@@ -31,11 +31,11 @@ impl Common {
     }
 
     /// How both sides waited, and what that cost, as a line.
-    pub(crate) fn waiting_line(&self) -> String {
+    pub(crate) fn waiting_line(&self, peer: &str) -> String {
         let microseconds =
             |time: Option<f64>| time.map_or("?".to_owned(), |time| format!("{time:.2} us"));
         format!(
-            "waiting: {}; processor time of an operation: {} here, {} of the peer\n",
+            "waiting: {}; processor time of an operation: {} here, {} of {peer}\n",
             self.waiting,
             microseconds(self.cpu_us),
             microseconds(self.peer_cpu_us)

@@ -274,7 +274,7 @@ impl Metrics for RingMetrics {
             common.provider,
             self.notify,
             common.gb_per_s,
-        ) + &common.waiting_line()
+        ) + &common.waiting_line("the peer")
     }
 }
 

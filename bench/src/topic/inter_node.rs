@@ -104,23 +104,23 @@ fn spread(stages: &[Latency]) -> String {
 impl Metrics for InterNodeMetrics {
     fn to_text(&self, common: &Common) -> String {
         let lanes = text::count_of(self.lanes as u64, "lane");
-        let mut out = common.waiting_line()
-            + &format!(
-                "{} on {}, to {} on {} by {} over {}, {lanes}, {}: p50 {}, p99 {}, p99.9 {} us one \
+        let mut out = format!(
+            "{} on {}, to {} on {} by {} over {}, {lanes}, {}: p50 {}, p99 {}, p99.9 {} us one \
          way; {:.0} messages/s, {:.3} GB/s\n",
-                size::print(common.bytes),
-                common.provider,
-                text::count_of(self.subscribers, "reader"),
-                self.remote_memory,
-                self.path,
-                self.provider_between_nodes,
-                common.waiting,
-                format_figure(common.p50_us),
-                format_figure(common.p99_us),
-                format_figure(common.p999_us),
-                self.stream.messages_per_s,
-                self.stream.stream_gb_per_s,
-            );
+            size::print(common.bytes),
+            common.provider,
+            text::count_of(self.subscribers, "reader"),
+            self.remote_memory,
+            self.path,
+            self.provider_between_nodes,
+            common.waiting,
+            format_figure(common.p50_us),
+            format_figure(common.p99_us),
+            format_figure(common.p999_us),
+            self.stream.messages_per_s,
+            self.stream.stream_gb_per_s,
+        );
+        out += &common.waiting_line("all readers");
         if let Some(single) = self.single_subscriber.to_text() {
             out.push_str(&format!("{single}\n"));
         }

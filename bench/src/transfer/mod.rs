@@ -164,7 +164,7 @@ struct TransferMetrics {
 impl Metrics for TransferMetrics {
     fn to_text(&self, common: &Common) -> String {
         let mut text = format!(
-            "{} x {} by {}{} between {} and {}: {:.2} us, {:.1} GB/s\n",
+            "{} x {} by {}{} between {} and {}: p50 {:.2} us, {:.1} GB/s\n",
             self.batch,
             size::print(common.bytes),
             self.path,
@@ -175,7 +175,7 @@ impl Metrics for TransferMetrics {
             common.p50_us.unwrap_or_default(),
             common.gb_per_s,
         );
-        text += &common.waiting_line();
+        text += &common.waiting_line("the peer");
         if let (Some(time), Some(rate), Some(ratio)) =
             (self.baseline_p50_us, self.baseline_gb_per_s, self.ratio)
         {

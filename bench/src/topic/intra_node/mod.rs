@@ -148,26 +148,25 @@ impl Metrics for IntraNodeMetrics {
         let of_stage = |it: &Latency| format!(", {} {:.3}/{:.3}", it.stage, it.p50_us, it.p99_us);
         let stages = self.stages.iter().map(of_stage);
         let note = self.note.as_ref().map(|note| format!("{note}\n"));
-        common.waiting_line()
-            + &format!(
-                "{} on {}, {}, {}: p50 {}, p99 {}, p99.9 {} us until it was read{}\n\
+        format!(
+            "{} on {}, {}, {}: p50 {}, p99 {}, p99.9 {} us until it was read{}\n\
          p50 of the call that publishes {} us (p99 {}); p50/p99 of stages{}\n\
          a queue by itself takes {} us; the topic, {} us more\n{}",
-                size::print(common.bytes),
-                common.provider,
-                text::count_of(self.subscribers, "reader"),
-                common.waiting,
-                format_figure(common.p50_us),
-                format_figure(common.p99_us),
-                format_figure(common.p999_us),
-                single.unwrap_or_default(),
-                format_figure(self.publish_p50_us),
-                format_figure(self.publish_p99_us),
-                stages.collect::<String>(),
-                format_figure(self.queue_p50_us),
-                format_figure(self.overhead_over_queue_us),
-                note.unwrap_or_default(),
-            )
+            size::print(common.bytes),
+            common.provider,
+            text::count_of(self.subscribers, "reader"),
+            common.waiting,
+            format_figure(common.p50_us),
+            format_figure(common.p99_us),
+            format_figure(common.p999_us),
+            single.unwrap_or_default(),
+            format_figure(self.publish_p50_us),
+            format_figure(self.publish_p99_us),
+            stages.collect::<String>(),
+            format_figure(self.queue_p50_us),
+            format_figure(self.overhead_over_queue_us),
+            note.unwrap_or_default(),
+        ) + &common.waiting_line("all readers")
     }
 }
 
