@@ -102,7 +102,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         here += processor_time() - processor_time_before;
     }
-    let results = group.results::<()>()?;
+    let results = group.results::<Duration>()?;
     let of_each =
         |time: Duration| Some(rounded(time.as_secs_f64() * 1e6 / arguments.iterations as f64));
     let samples: Histogram = results.iter().map(|done| &done.samples).collect();
@@ -112,7 +112,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         provider: "queue".to_owned(),
         waiting: name_of(arguments.waiting),
         cpu_us: of_each(here),
-        peer_cpu_us: of_each(results.iter().map(|done| done.processor_time).sum()),
+        peer_cpu_us: of_each(results.iter().map(|done| done.detail).sum()),
         cores: arguments.cores.clone(),
         verified: results.iter().all(|done| done.verified),
         ..Common::of(&samples, 1.0)
@@ -135,7 +135,8 @@ impl Metrics for QueueMetrics {
 
 impl Task for ReaderTask {
     const NAME: &'static str = "queue";
-    type Detail = ();
+    /// Processor time.
+    type Detail = Duration;
 
     fn run(
         &self,
@@ -147,6 +148,7 @@ impl Task for ReaderTask {
         subscriber.set_wait_strategy(self.waiting.wait_strategy());
         let mut samples = empty_histogram();
         ready()?;
+        let processor_time_before = processor_time();
         let (start, end) = (Instant::now(), Instant::now() + LONGEST);
         let mut verified = true;
         for number in 0..self.iterations {
@@ -171,6 +173,7 @@ impl Task for ReaderTask {
             elapsed,
             iterations: self.iterations,
             verified,
+            detail: processor_time() - processor_time_before,
             ..WorkerResult::default()
         })
     }

@@ -230,7 +230,6 @@ impl Task for OpenTask {
             verified,
             detail: OpenResult { requested, cached, mapped_rate, own, ratio },
             involuntary_switches: 0,
-            processor_time: Duration::ZERO,
         })
     }
 }

@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::process::{pin, processor_time};
+use crate::process::pin;
 use crate::progress::Progress;
 use crate::temp_dir::TempDir;
 use crate::worker::Worker;
@@ -68,14 +68,10 @@ fn run<T: Task>(
 ) -> Result<(), Failure> {
     let task = T::deserialize(&setup.task)
         .map_err(|error| Failure::failed(format!("parse the worker's task failed: {error}")))?;
-    let mut before = Duration::ZERO;
-    let mut result = task.run(shared, || {
+    let result = task.run(shared, || {
         send_answer(channel, &WorkerStatus::Ready)?;
-        let started = channel.receive(SETUP_TIMEOUT).map_err(broken("wait for the start"));
-        before = processor_time();
-        started.map(drop)
+        channel.receive(SETUP_TIMEOUT).map_err(broken("wait for the start")).map(drop)
     })?;
-    result.processor_time = processor_time() - before;
     leave(&setup.directory, &result_of(setup.number), &result)
 }
 
@@ -101,8 +97,6 @@ pub(crate) struct WorkerResult<D = ()> {
     pub(crate) verified: bool,
     /// Number of involuntary context switches.
     pub(crate) involuntary_switches: u64,
-    /// Processor time since the start; set for all tasks.
-    pub(crate) processor_time: Duration,
     pub(crate) detail: D,
 }
 

@@ -12,7 +12,7 @@ const MOST_CYCLES: usize = 23;
 const MOST_CYCLES_BELOW_PARENTS: usize = 0;
 const MOST_OPEN: usize = 301;
 const MOST_POOR_BEGINNINGS: usize = 0;
-const MOST_TUPLE_PARAMETERS: usize = 106;
+const MOST_TUPLE_PARAMETERS: usize = 100;
 const MOST_REPEATED_NAMES: usize = 1;
 /// Most fields of one struct.
 const MOST_FIELDS: usize = 20;

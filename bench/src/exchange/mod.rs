@@ -32,7 +32,7 @@ use self::measurement::Layout;
 use self::peer_watchdog::{PeerWatchdog, Role, unexpected};
 use self::plan::{Exchange, Mode, Plan, STALL_TIMEOUT, Wait};
 use self::polled_exchange::SlotLayout;
-use crate::process::{cancel_stall_alarm, start_stall_alarm};
+use crate::process::{cancel_stall_alarm, processor_time, start_stall_alarm};
 use crate::report::{Common, rounded};
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
@@ -55,8 +55,31 @@ pub(crate) struct Measured {
 /// Processor time of both sides in the measured part.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ProcessorTimes {
-    pub(crate) here: Duration,
-    pub(crate) peer: Duration,
+    here: Duration,
+    peer: Duration,
+}
+
+impl ProcessorTimes {
+    fn new(here: Duration, peer: Duration) -> Self {
+        Self { here, peer }
+    }
+}
+
+/// Processor time of this process in a part of the exchange.
+#[derive(Debug, Clone, Copy, Default)]
+struct ProcessorTimer {
+    before: Duration,
+    time: Duration,
+}
+
+impl ProcessorTimer {
+    fn begin(&mut self) {
+        self.before = processor_time();
+    }
+
+    fn end(&mut self) {
+        self.time = processor_time() - self.before;
+    }
 }
 
 impl Measured {
@@ -88,6 +111,7 @@ pub(crate) struct ExchangeSide {
     region: MemoryRegion,
     remote: RemoteMemory,
     peer_watchdog: PeerWatchdog,
+    processor_timer: ProcessorTimer,
 }
 
 impl ExchangeSide {
@@ -147,6 +171,7 @@ impl ExchangeSide {
             endpoint,
             queue,
             region,
+            processor_timer: ProcessorTimer::default(),
             peer_watchdog: PeerWatchdog::new(
                 frame_channel,
                 role,

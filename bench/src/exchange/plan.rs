@@ -43,7 +43,7 @@ pub(crate) enum Mode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Wait {
-    /// As programs that choose nothing: poll for a while, then block
+    /// The wait of programs that choose nothing: poll for a while, then block
     Default,
     /// Poll all the time
     Poll,

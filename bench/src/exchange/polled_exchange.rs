@@ -128,7 +128,7 @@ pub(crate) fn run(side: ExchangeSide, exchange: &RingExchange) -> Result<RingRes
     }
     let (credits, blocked) = (side.credits, side.blocked);
     let Verdict { verified, peer_processor_time: peer } = side.check_and_finish(exchange, here)?;
-    let processor_times = ProcessorTimes { here, peer };
+    let processor_times = ProcessorTimes::new(here, peer);
     let measured = Measured { samples, elapsed, verified, processor_times };
     Ok(RingResult { measured, notify: "poll", credits, blocked })
 }

@@ -80,7 +80,7 @@ pub(crate) fn run(side: ExchangeSide, ring_exchange: &RingExchange) -> Result<Ri
             samples,
             elapsed,
             verified,
-            processor_times: ProcessorTimes { here, peer },
+            processor_times: ProcessorTimes::new(here, peer),
         },
         notify,
         credits: after.credits - before.credits,

@@ -122,7 +122,7 @@ impl MemoryAttributes {
 
     /// What a verdict of the driver on mapping it is about.
     pub(super) fn key(&self) -> MappingKey {
-        MappingKey { memory_type: self.memory_type, device: self.device }
+        MappingKey::new(self.memory_type, self.device)
     }
 
     fn region_number(&self) -> Option<u64> {

@@ -150,15 +150,21 @@ pub(super) struct Peer {
     device_mappings: HashMap<(u64, DeviceName), WeakMemory>,
     /// Mappings of its host regions, by number and writability.
     host_mappings: HashMap<(u64, bool), HostBuffer>,
-    /// Whether the driver maps such memory for a device of this process, where it was tried.
+    /// Verdicts of the driver on mapping such memory for a device of this process.
     mapping_verdicts: HashMap<(MappingKey, DeviceName), DeviceAccess>,
 }
 
 /// Memory of a peer, as far as it decides whether the driver maps it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct MappingKey {
-    pub(super) memory_type: MemoryType,
-    pub(super) device: Option<Uuid>,
+    memory_type: MemoryType,
+    device: Option<Uuid>,
+}
+
+impl MappingKey {
+    pub(super) fn new(memory_type: MemoryType, device: Option<Uuid>) -> Self {
+        Self { memory_type, device }
+    }
 }
 
 impl Peer {
@@ -389,8 +395,8 @@ impl Peer {
         self.device_mappings.insert((region, memory.mapped_for().name()), memory.downgrade());
     }
 
-    /// Whether the driver maps such memory for this device, if it was tried: a refusal is not tried
-    /// again before the peer reconnects.
+    /// The driver's verdict on mapping such memory for this device, if it was tried: a refusal is not
+    /// tried again before the peer reconnects.
     pub(super) fn mapping_verdict(
         &self,
         memory: MappingKey,

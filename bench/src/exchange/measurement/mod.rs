@@ -15,7 +15,6 @@ use super::frame::Frame;
 use super::peer_watchdog::unexpected;
 use super::plan::{FabricExchange, Mode, Operation};
 use super::{ExchangeSide, Measured, ProcessorTimes};
-use crate::process::processor_time;
 use command::exit::Failure;
 
 /// Token of the eight-byte notices: end of the stream, and everything received.
@@ -184,9 +183,9 @@ pub(crate) fn run(side: ExchangeSide, measure: &FabricExchange) -> Result<Measur
         Mode::Lat => (pingpong::run(&mut measurement)?, 0),
         Mode::Bw => stream::run(&mut measurement)?,
     };
-    let here = measurement.processor_time;
+    let here = measurement.side.processor_timer.time;
     let Verdict { verified, peer_processor_time: peer } = measurement.check_and_finish()?;
-    let processor_times = ProcessorTimes { here, peer };
+    let processor_times = ProcessorTimes::new(here, peer);
     Ok(Measured { samples, elapsed, verified, processor_times })
 }
 
@@ -234,9 +233,6 @@ struct Measurement {
     notice_busy: bool,
     notices: u64,
     notices_awaited: u64,
-    /// When the current part began, and of the last part.
-    processor_time_before: Duration,
-    processor_time: Duration,
 }
 
 impl Measurement {
@@ -291,8 +287,6 @@ impl Measurement {
             notice_busy: false,
             notices: 0,
             notices_awaited: 0,
-            processor_time_before: Duration::ZERO,
-            processor_time: Duration::ZERO,
             side,
         };
         let posts = measure.mode == Mode::Lat || !measurement.side.peer_watchdog.is_initiator();
@@ -466,13 +460,13 @@ impl Measurement {
                 self.progress()?;
             }
         }
-        self.processor_time_before = processor_time();
+        self.side.processor_timer.begin();
         Ok(())
     }
 
     /// Everything after the clock has stopped.
     fn end(&mut self) -> Result<(), Failure> {
-        self.processor_time = processor_time() - self.processor_time_before;
+        self.side.processor_timer.end();
         self.drain()?;
         self.barrier()
     }
@@ -510,7 +504,7 @@ impl Measurement {
             self.bad += u64::from(u128::from(self.immediate_sum) != sum);
         }
         // Neither side ends before the other is here.
-        let (bad, processor_time) = (self.bad, self.processor_time);
+        let (bad, processor_time) = (self.bad, self.side.processor_timer.time);
         self.side.peer_watchdog.send(&Frame::Verified { bytes: 0, bad, processor_time })?;
         let frame = self.next_frame("the other side's result")?;
         let Frame::Verified { bad: remote_bad, processor_time: peer_processor_time, .. } = frame
