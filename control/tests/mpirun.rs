@@ -187,7 +187,9 @@ fn measure() {
 /// Runs ranks, and returns their lines, sorted.
 fn run(options: &[&str], words: &[&str]) -> (Vec<String>, ExitStatus) {
     let program: Vec<_> = [MPIRUN].iter().chain(options).copied().collect();
-    Child::run(&mut children::respawn_with(&program, words), 2 * TIMEOUT)
+    let mut command = children::respawn_with(&program, words);
+    command.env("MPIEXEC_PORT_RANGE", testkit::addresses::launcher_ports());
+    Child::run(&mut command, 2 * TIMEOUT)
 }
 
 /// Runs ranks that must end as they should.

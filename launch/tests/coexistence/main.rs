@@ -49,6 +49,7 @@ impl Jobs {
         for variable in ["DIRECTORY", "LABEL", "SOURCE", "PROVIDER", "INSECURE", "LAUNCHER"] {
             command.env_remove(format!("FABRICAST_{variable}"));
         }
+        command.env("MPIEXEC_PORT_RANGE", testkit::addresses::launcher_ports());
         Child::run(&mut command, LONGEST_JOB)
     }
 
