@@ -374,7 +374,7 @@ impl Opener {
     /// namespaces.
     ///
     /// # Errors
-    /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if this process does not see the device;
+    /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if this process sees no device that could map it;
     /// [`NoPeerAccess`](ErrorKind::NoPeerAccess) if the given device cannot reach it;
     /// [`WrongMemory`](ErrorKind::WrongMemory) if the descriptors are not those of the described
     /// memory.
