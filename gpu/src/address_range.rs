@@ -130,11 +130,8 @@ impl AddressRange {
         }
         // Mapping memory of a hidden device shows whether this device reaches it.
         let resident = number.map_or(Resident::Hidden, Resident::Visible);
-        if let Some(other) = pieces.resident
-            && other != resident
-        {
-            let detail =
-                format!("the piece is on another device than the others: {resident:?}, {other:?}");
+        if pieces.resident.is_some_and(|other| other != resident) {
+            let detail = "the piece is on another device than the others";
             return Err(Error::new(operation, ErrorKind::InvalidHandle, detail));
         }
         let mapped = self.map(&mut pieces, physical, length, resident, false);

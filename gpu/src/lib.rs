@@ -17,8 +17,8 @@
 //! This crate has no knowledge of networks, or of what other processes do with exported memory.
 //!
 //! Modules, each importing only those before it: `device_name`, `error`, `properties`,
-//! `pointer_attributes`, `budget`, `checksum`, `reuse`, `look_schedule`, `waiting`,
-//! `driver`, `stream_waits`, `deferred_free`, `legacy_handle`, `cuda`, `emulated`, `device`, `link_counters`,
+//! `pointer_attributes`, `budget`, `checksum`, `reuse`, `look_schedule`, `waiting`, `driver`,
+//! `stream_waits`, `deferred_free`, `legacy_handle`, `cuda`, `emulated`, `device`, `link_counters`,
 //! `event`, `address_range`, `foreign`, `memory`, `importer`, `stream`, `block_allocator`, `pool`.
 
 mod address_range;

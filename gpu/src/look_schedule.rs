@@ -126,7 +126,7 @@ impl CopyTimes {
         class.misses = if is_exact { 0 } else { class.misses.saturating_add(1) };
         let middle = at_least + at_most.saturating_sub(at_least) / 2;
         let kept = match known {
-            // It may have been done long ago.
+            // The copy may have ended long before.
             None if at_least.is_zero() => return,
             None => at_least,
             Some(known) if is_exact && at_least > known => known + (at_least - known) / 2,

@@ -29,6 +29,15 @@ def tensor(memory, device, length):
         return torch.zeros(length, dtype=torch.uint8, device=device)
 
 
+def contents(length, device):
+    """The bytes of a put of this length."""
+    import torch
+
+    if length > 64 << 20:
+        return torch.full((length,), 7, dtype=torch.uint8, device=device)
+    return torch.arange(length, device=device, dtype=torch.int64).remainder_(251).to(torch.uint8)
+
+
 def owner(directory, memory, device):
     """Owns the memory that is written."""
     import fabricast
@@ -41,9 +50,7 @@ def owner(directory, memory, device):
         print(agent.card.hex(), region.descriptor.hex(), flush=True)
         for line in sys.stdin:
             length = int(line)
-            part = target[:length]
-            expected = torch.arange(length, device=device, dtype=torch.int64).remainder_(251).to(torch.uint8) if length <= 1 << 26 else None
-            wrong = int((part != expected).sum()) if expected is not None else int((part != 7).sum())
+            wrong = int((target[:length] != contents(length, device)).sum())
             print(wrong, flush=True)
 
 
@@ -58,12 +65,7 @@ def initiator(directory, memory, device, raw_device, rounds):
     with fabricast.Agent("initiator", directory=directory) as agent:
         route = agent.join(agent.connect(card), descriptor, agent.register(source))
         for length in SIZES:
-            pattern = torch.arange(min(length, 1 << 26), device=device, dtype=torch.int64).remainder_(251).to(torch.uint8)
-            if length <= 1 << 26:
-                source[:length] = pattern
-            else:
-                source[:length] = 7
-            del pattern
+            source[:length] = contents(length, device)
             torch.cuda.synchronize()
             blocks, puts, raws, used = [(0, 0, length)], [], [], 0.0
             stream = torch.cuda.Stream()
@@ -84,10 +86,12 @@ def initiator(directory, memory, device, raw_device, rounds):
             print(f"check {length}", flush=True)
             wrong = sys.stdin.readline().strip()
             median = statistics.median(puts)
-            text = f"{length:>11} {1e6 * median:>10.1f} us {length / median / 1e9:>7.1f} GB/s, {100 * used / sum(puts):5.1f} % of a core"
+            text = f"{length:>11} {1e6 * median:>10.1f} us {length / median / 1e9:>7.1f} GB/s"
+            text += f", {100 * used / sum(puts):5.1f} % of a core"
             if raws:
                 text += f", raw {1e6 * statistics.median(raws):>9.1f} us, ratio {statistics.median(raws) / median:.3f}"
-            print(f"row {text}, {route.path}, {'all bytes right' if wrong == '0' else wrong + ' bytes WRONG'}", flush=True)
+            verdict = "all bytes right" if wrong == "0" else f"{wrong} bytes WRONG"
+            print(f"row {text}, {route.path}, {verdict}", flush=True)
     print("end", flush=True)
 
 

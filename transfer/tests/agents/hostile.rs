@@ -82,7 +82,7 @@ fn descriptor_with_a_false_device_is_refused() {
     let bytes = nowhere.encode().unwrap();
     let joined = fixture.agent.join(peer_process.peer, &fixture.region, &bytes, &policy, TIMEOUT);
     match joined {
-        // As if of a device that this process does not see: mapped, and found on one that it sees.
+        // The named device is not seen; the memory is mapped, and found on one that is.
         Err(error) if device().name().implementation == Implementation::Cuda => {
             assert_eq!(error.kind(), ErrorKind::WrongMemory, "{error}");
         }

@@ -220,7 +220,7 @@ fn false_handles_are_refused() {
 
     let mut handle = good();
     handle.metadata.device = Some(Uuid([9; 16]));
-    // As if of a GPU that this process does not see: mapped for one that it sees, if there is one.
+    // The named GPU is not seen; the memory is mapped for one that is, if there is one.
     let has_gpu = gpu::Device::count(gpu::Implementation::Cuda).is_ok_and(|count| count > 0);
     let expected = if has_gpu { ErrorKind::WrongMemory } else { ErrorKind::NoSuchDevice };
     assert_eq!(refused(&handle).kind(), expected);
