@@ -8,7 +8,8 @@ use super::remote_transport::RemoteTransport;
 use crate::device_memory::{DeviceFacts, FabricFacts, LocalEnd, MemoryEnd, obstacle};
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::path::{
-    DeviceAccess, Exportability, Facts, Locality, MemoryType, Operation, Registration,
+    CopyServiceState, DeviceAccess, Exportability, Facts, Locality, MemoryType, Operation,
+    Registration,
 };
 use crate::region::{Region, RegionDescriptor};
 
@@ -186,8 +187,10 @@ pub(super) fn facts(
     {
         device_access = verdict;
     }
+    let copy_service = CopyServiceState::Unavailable { cause: "none is there".to_owned() };
     let (local, remote) = (local.memory_type, remote.memory_type);
-    Ok((Facts { operation, locality, local, remote, device_access, fabric }, device))
+    let facts = Facts { operation, locality, local, remote, device_access, copy_service, fabric };
+    Ok((facts, device))
 }
 
 /// The name of a device in this process, by its UUID.

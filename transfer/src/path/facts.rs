@@ -126,6 +126,18 @@ pub enum DeviceAccess {
     NoDevice,
 }
 
+/// What is known about the copy service of this machine.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
+pub enum CopyServiceState {
+    /// Its socket is there, or it has copied for this agent before.
+    Available,
+    /// It is not there, or it refused.
+    Unavailable {
+        /// The attempt, and how it failed.
+        cause: String,
+    },
+}
+
 /// Access of a fabric itself to memory, or why it has none.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub enum Registration {
@@ -196,6 +208,8 @@ pub struct Facts {
     pub remote: MemoryType,
     /// How the copying device accesses the peer's memory.
     pub device_access: DeviceAccess,
+    /// The copy service of this machine.
+    pub copy_service: CopyServiceState,
     /// The capabilities of the fabric.
     pub fabric: Fabric,
 }

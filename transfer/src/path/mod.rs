@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 
 pub use device_fabric::DeviceFabric;
 pub use facts::{
-    DeviceAccess, ExportObstacle, Exportability, Fabric, Facts, Locality, MemoryType, Operation,
-    Probe, Registration,
+    CopyServiceState, DeviceAccess, ExportObstacle, Exportability, Fabric, Facts, Locality,
+    MemoryType, Operation, Probe, Registration,
 };
 pub use metrics::metrics;
 pub use policy::Policy;
@@ -39,6 +39,11 @@ pub enum Path {
     CudaIpc,
     /// The peer's host memory is mapped into this process; a device or the CPU copies.
     SharedMemory,
+    /// The copy service of this machine, which sees both devices, maps both memories and copies.
+    ServiceCopied,
+    /// Through a pinned segment that both processes map: each copies between it and its own memory,
+    /// in overlapping chunks.
+    HostStaged,
     /// The fabric reads and writes both memories itself.
     FabricDirect,
     /// Through pinned host memory, on the side whose memory the fabric cannot access, in
@@ -48,10 +53,12 @@ pub enum Path {
 
 impl Path {
     /// All paths, the best first.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 7] = [
         Self::SameProcess,
         Self::CudaIpc,
         Self::SharedMemory,
+        Self::ServiceCopied,
+        Self::HostStaged,
         Self::FabricDirect,
         Self::FabricStaged,
     ];
@@ -63,6 +70,8 @@ impl Path {
             Self::SameProcess => "same-process",
             Self::CudaIpc => "cuda-ipc",
             Self::SharedMemory => "shared-memory",
+            Self::ServiceCopied => "service-copied",
+            Self::HostStaged => "host-staged",
             Self::FabricDirect => "fabric-direct",
             Self::FabricStaged => "fabric-staged",
         }
@@ -83,7 +92,7 @@ impl Path {
     /// Does it require both sides on one machine?
     #[must_use]
     pub const fn is_local(self) -> bool {
-        matches!(self, Self::SameProcess | Self::CudaIpc | Self::SharedMemory)
+        !matches!(self, Self::FabricDirect | Self::FabricStaged)
     }
 }
 

@@ -33,6 +33,16 @@ pub enum Reason {
         /// The obstacle.
         cause: ExportObstacle,
     },
+    /// The local memory cannot be exported to the copy service.
+    LocalExportObstacle {
+        /// The obstacle.
+        cause: ExportObstacle,
+    },
+    /// No copy service copies for this process.
+    NoCopyService {
+        /// The attempt, and how it failed.
+        cause: String,
+    },
     /// This process does not see the peer's device, and the driver does not map its memory.
     MappingRefused {
         /// The driver's error.
@@ -149,6 +159,11 @@ impl Reason {
                     ("local-only", false, "the peer registered its memory as local-only")
                 }
             },
+            Self::LocalExportObstacle { .. } => {
+                let text = "the local memory cannot be exported to the copy service";
+                ("local-not-exportable", false, text)
+            }
+            Self::NoCopyService { .. } => ("no-copy-service", false, ""),
             Self::MappingRefused { .. } => ("mapping-refused", false, ""),
             Self::NoLocalDevice => {
                 ("no-local-device", false, "this process sees no device that could copy")
@@ -197,6 +212,7 @@ impl fmt::Display for Reason {
                      memory: {cause}"
                 )
             }
+            Self::NoCopyService { cause } => write!(f, "no copy service copies for it: {cause}"),
             Self::NoFabric { cause } => write!(f, "they have no provider in common: {cause}"),
             Self::NoRemoteAccess { provider } => {
                 write!(f, "{provider} has no one-sided reads and writes")

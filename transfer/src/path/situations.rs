@@ -1,8 +1,8 @@
 //! The situations in the table of `docs/reference/paths.md`.
 
 use super::facts::{
-    DeviceAccess, ExportObstacle, Exportability, Fabric, Facts, Locality, MemoryType, Operation,
-    Probe, Registration,
+    CopyServiceState, DeviceAccess, ExportObstacle, Exportability, Fabric, Facts, Locality,
+    MemoryType, Operation, Probe, Registration,
 };
 
 /// A situation of two processes, and its facts.
@@ -58,6 +58,7 @@ pub fn situations() -> Vec<Situation> {
     let not_visible = "device to device, peer's device not visible here (CUDA_VISIBLE_DEVICES)";
     let no_file =
         "device to device, the peer's device has no device file here (a pod with one GPU)";
+    let with_service = "the same, with a copy service that sees both devices";
     let hidden_pieces = "device to device, VMM memory without an exportable handle";
     let not_passed = "device to device, no descriptor can be passed";
     let private_host = "host to private host memory";
@@ -73,6 +74,7 @@ pub fn situations() -> Vec<Situation> {
         ("device to device, no peer access", &same_machine, device, &none, &host_only),
         (not_visible, &same_machine, device, &unseen, &host_only),
         (no_file, &same_machine, device, &refused_mapping, &host_only),
+        (with_service, &same_machine, device, &refused_mapping, &host_only),
         ("device to device, cudaMallocAsync memory", &same_machine, pool, &direct, &host_only),
         (hidden_pieces, &same_machine, hidden, &direct, &host_only),
         (not_passed, &no_descriptor_passing, device, &direct, &host_only),
@@ -98,9 +100,23 @@ pub fn situations() -> Vec<Situation> {
         let operation = Operation::Put;
         let (locality, fabric) = (locality.clone(), fabric.clone());
         let device_access = device_access.clone();
+        let copy_service = if name == with_service {
+            CopyServiceState::Available
+        } else {
+            let cause = "no socket in the directory".to_owned();
+            CopyServiceState::Unavailable { cause }
+        };
         Situation {
             name,
-            facts: Facts { operation, locality, local, remote, device_access, fabric },
+            facts: Facts {
+                operation,
+                locality,
+                local,
+                remote,
+                device_access,
+                copy_service,
+                fabric,
+            },
         }
     };
     rows.into_iter().map(situation).collect()

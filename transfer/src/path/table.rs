@@ -5,7 +5,10 @@ use std::fmt;
 use serde::Serialize;
 
 use super::Path;
-use super::facts::{DeviceAccess, Exportability, Fabric, Facts, Locality, Probe, Registration};
+use super::facts::{
+    CopyServiceState, DeviceAccess, ExportObstacle, Exportability, Fabric, Facts, Locality, Probe,
+    Registration,
+};
 use super::policy::Policy;
 use super::reason::Reason;
 
@@ -98,8 +101,8 @@ impl fmt::Display for Choice {
 ///
 /// ```
 /// use transfer::path::{
-///     DeviceAccess, Exportability, Fabric, Facts, Locality, MemoryType, Operation, Path, Policy,
-///     choose,
+///     CopyServiceState, DeviceAccess, Exportability, Fabric, Facts, Locality, MemoryType, Operation,
+///     Path, Policy, choose,
 /// };
 /// let mut facts = Facts {
 ///     operation: Operation::Put,
@@ -107,13 +110,14 @@ impl fmt::Display for Choice {
 ///     local: MemoryType::Device(Exportability::ByDescriptors),
 ///     remote: MemoryType::Device(Exportability::ByLegacyHandle),
 ///     device_access: DeviceAccess::Direct,
+///     copy_service: CopyServiceState::Unavailable { cause: "no socket".into() },
 ///     fabric: Fabric::None { cause: "none was requested".into() },
 /// };
 /// assert_eq!(choose(&facts, &Policy::default()).taken(), Some(Path::CudaIpc));
 /// facts.device_access = DeviceAccess::None;
 /// let choice = choose(&facts, &Policy::default());
-/// assert_eq!(choice.taken(), None); // every path has a reason
-/// assert!(choice.reasons().contains("cannot reach each other"));
+/// assert_eq!(choice.taken(), Some(Path::HostStaged));
+/// assert!(choice.reasons().contains("cannot reach each other")); // every path has a reason
 /// ```
 #[must_use]
 pub fn choose(facts: &Facts, policy: &Policy) -> Choice {
@@ -157,11 +161,42 @@ fn obstacle(path: Path, facts: &Facts) -> Option<Reason> {
                 Exportability::ByDescriptors | Exportability::ByLegacyHandle => None,
             })
             .or_else(|| match_devices(facts)),
+        Path::ServiceCopied => no_shared_memory(&facts.locality).or_else(|| not_by_service(facts)),
+        Path::HostStaged => no_shared_memory(&facts.locality),
         Path::FabricDirect => check_fabric(facts).or_else(|| not_direct(facts)),
         Path::FabricStaged => check_fabric(facts).or_else(|| match not_direct(facts) {
             None => Some(Reason::NothingToStage),
             Some(_) => None,
         }),
+    }
+}
+
+/// Why the copy service does not copy between two memories of this machine, or None.
+fn not_by_service(facts: &Facts) -> Option<Reason> {
+    if !facts.has_device_memory() {
+        return Some(Reason::NoDeviceMemory);
+    }
+    if let Exportability::Not(cause) = facts.remote.exportability() {
+        return Some(Reason::ExportObstacle { cause });
+    }
+    match facts.local.exportability() {
+        // Local-only memory is exported to the service, though not to peers.
+        Exportability::Not(ExportObstacle::LocalOnly)
+        | Exportability::ByDescriptors
+        | Exportability::ByLegacyHandle => {}
+        Exportability::Not(cause) => return Some(Reason::LocalExportObstacle { cause }),
+    }
+    match &facts.device_access {
+        // The devices are as far from each other for the service.
+        DeviceAccess::None => return Some(Reason::NoPeerAccess),
+        DeviceAccess::Foreign => return Some(Reason::ForeignDevice),
+        _ => {}
+    }
+    match &facts.copy_service {
+        CopyServiceState::Available => None,
+        CopyServiceState::Unavailable { cause } => {
+            Some(Reason::NoCopyService { cause: cause.clone() })
+        }
     }
 }
 

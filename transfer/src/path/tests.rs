@@ -47,6 +47,10 @@ fn device_accesses() -> [DeviceAccess; 8] {
     ]
 }
 
+fn copy_services() -> [CopyServiceState; 2] {
+    [CopyServiceState::Available, CopyServiceState::Unavailable { cause: cause() }]
+}
+
 fn registrations() -> [Registration; 3] {
     [Registration::Works, Registration::NotOffered, Registration::Refused { cause: cause() }]
 }
@@ -87,8 +91,8 @@ fn each_of(operations: &[Operation], locals: &[MemoryType], mut check: impl FnMu
         for local in locals.iter().copied() {
             for remote in memory_types() {
                 for device_access in device_accesses() {
-                    for fabric in fabrics() {
-                        for operation in operations.iter().copied() {
+                    for (fabric, operation) in fabrics_and(operations) {
+                        for copy_service in copy_services() {
                             let (locality, fabric) = (locality.clone(), fabric.clone());
                             check(Facts {
                                 operation,
@@ -96,6 +100,7 @@ fn each_of(operations: &[Operation], locals: &[MemoryType], mut check: impl FnMu
                                 local,
                                 remote,
                                 device_access: device_access.clone(),
+                                copy_service,
                                 fabric,
                             });
                         }
@@ -104,6 +109,12 @@ fn each_of(operations: &[Operation], locals: &[MemoryType], mut check: impl FnMu
             }
         }
     }
+}
+
+fn fabrics_and(operations: &[Operation]) -> impl Iterator<Item = (Fabric, Operation)> {
+    let with =
+        |fabric: Fabric| operations.iter().map(move |operation| (fabric.clone(), *operation));
+    fabrics().into_iter().flat_map(with)
 }
 
 fn refusal(choice: &Choice, wanted: Path) -> Option<&Reason> {
@@ -149,6 +160,13 @@ fn every_combination_of_facts_gets_its_best_path() {
             Some(Path::CudaIpc)
         } else if is_shareable {
             Some(Path::SharedMemory)
+        } else if facts.locality == Locality::SameMachine {
+            let is_possible = facts.has_device_memory()
+                && is_exportable
+                && !matches!(facts.local.exportability(), Exportability::Not(_))
+                && !matches!(facts.device_access, DeviceAccess::None | DeviceAccess::Foreign)
+                && facts.copy_service == CopyServiceState::Available;
+            Some(if is_possible { Path::ServiceCopied } else { Path::HostStaged })
         } else if connected && reached {
             Some(Path::FabricDirect)
         } else if connected {
@@ -163,7 +181,7 @@ fn every_combination_of_facts_gets_its_best_path() {
             }
         }
     });
-    assert_eq!(seen, 5 * 14 * 14 * 8 * 55 * 2);
+    assert_eq!(seen, 5 * 14 * 14 * 8 * 55 * 2 * 2);
 }
 
 #[test]
@@ -214,6 +232,7 @@ fn between_devices(locality: Locality, device_access: DeviceAccess) -> Facts {
         local: MemoryType::Device(Exportability::ByDescriptors),
         remote: MemoryType::Device(Exportability::ByDescriptors),
         device_access,
+        copy_service: CopyServiceState::Unavailable { cause: cause() },
         fabric: Fabric::Connected {
             provider: "tcp".to_owned(),
             remote_access: true,
@@ -276,7 +295,7 @@ fn reasons_against_direct_device_memory_name_their_cause() {
         ..between_devices(Locality::SameMachine, DeviceAccess::Direct)
     };
     let choice = choose(&facts, &Policy::default());
-    assert_eq!(choice.taken(), Some(Path::FabricStaged));
+    assert_eq!(choice.taken(), Some(Path::HostStaged));
     let text = "notices between processes of one machine do not use the fabric, and could overtake \
                 device memory";
     assert_eq!(refusal(&choice, Path::FabricDirect).map(ToString::to_string).unwrap(), text);
@@ -286,7 +305,7 @@ fn reasons_against_direct_device_memory_name_their_cause() {
 fn only_an_unexpected_refusal_makes_a_fallback() {
     let policy = Policy::default();
     let choice = choose(&between_devices(Locality::SameMachine, DeviceAccess::None), &policy);
-    assert_eq!(choice.taken(), Some(Path::FabricStaged));
+    assert_eq!(choice.taken(), Some(Path::HostStaged));
     assert_eq!(choice.fallback(), Some((Path::CudaIpc, &Reason::NoPeerAccess)));
     let choice = choose(
         &between_devices(Locality::NoDescriptorPassing { cause: cause() }, DeviceAccess::Direct),
