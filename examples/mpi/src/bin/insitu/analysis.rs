@@ -29,18 +29,36 @@ pub(crate) struct Analysed {
 /// Waits until a rank of the simulation has published this number of messages, with or without
 /// subscribers.
 pub(crate) fn wait_for_fields(node: &Node, count: u64, timeout: Duration) -> Result<()> {
-    const PAUSE: Duration = Duration::from_millis(5);
     let is_late = |row: &Row| match row {
         Row::Publisher { topic, messages, .. } => topic == FIELD && *messages >= count,
         _ => false,
     };
+    wait_for_rows(node, 1, timeout, "fields", is_late)
+}
+
+/// Waits until the node of this machine sends the field to so many other machines, whose
+/// subscribers it learns of shortly after they subscribe.
+pub(crate) fn wait_for_machines(node: &Node, count: usize, timeout: Duration) -> Result<()> {
+    let is_sent = |row: &Row| matches!(row, Row::Sent { topic, .. } if topic == FIELD);
+    wait_for_rows(node, count, timeout, "subscribers of other machines", is_sent)
+}
+
+/// Waits until the node's report has this number of such rows.
+fn wait_for_rows(
+    node: &Node,
+    count: usize,
+    timeout: Duration,
+    what: &str,
+    is_wanted: impl Fn(&Row) -> bool,
+) -> Result<()> {
+    const PAUSE: Duration = Duration::from_millis(5);
     for _ in 0..timeout.as_micros() / PAUSE.as_micros() {
-        if node.report()?.iter().any(is_late) {
+        if node.report()?.iter().filter(|row| is_wanted(row)).count() >= count {
             return Ok(());
         }
         std::thread::sleep(PAUSE);
     }
-    Err(format!("wait for fields failed: fewer than {count} fields within {timeout:?}").into())
+    Err(format!("wait for {what} failed: too few after {timeout:?}").into())
 }
 
 /// Analyses fields to the last one, or as many as `leaves_after`. `takes` is the time to analyse a

@@ -16,6 +16,7 @@ mod analysis;
 mod frame;
 mod simulation;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -25,7 +26,7 @@ use fabricast::pubsub::{self, Node, NodeOptions, ServiceMode};
 use mpi_examples::memory::Location;
 use mpi_examples::{CommonOptions, Job, Result, conclude};
 
-use analysis::{Analysed, analyse, wait_for_fields};
+use analysis::{Analysed, analyse, wait_for_fields, wait_for_machines};
 use frame::{FIELD, Frame};
 use simulation::{Published, Run, prepare};
 
@@ -117,8 +118,12 @@ fn run(arguments: &Arguments) -> Result<()> {
     let simulate = prepare(&mut job, &node, simulation)?;
     let topic = node.topic(FIELD, &Frame::settings(grid, parts, arguments.device))?;
     let mut mistakes = 0;
+    let machines = other_machines_that_analyse(&mut job, parts)?;
     if u64::from(rank) < parts {
         job.group.barrier(timeout)?;
+        if !arguments.analysis_joins_late {
+            wait_for_machines(&node, machines, timeout)?;
+        }
         let published = simulate(&mut job, &node)?;
         mistakes +=
             check_published(rank, &published, simulation, &topic.settings()?.release_deadline);
@@ -149,6 +154,15 @@ fn run(arguments: &Arguments) -> Result<()> {
     // The last rank that leaves the node removes its directory.
     drop((topic, node));
     job.finish("insitu", mistakes)
+}
+
+/// The number of other machines with ranks that analyse. All ranks call it.
+fn other_machines_that_analyse(job: &mut Job, parts: u64) -> Result<usize> {
+    // The first rank of a machine stands for it.
+    let own = job.group.local_ranks()[0].to_ne_bytes();
+    let all = job.group.all_gather(&own, job.timeout())?;
+    let of_analysis: BTreeSet<_> = all.iter().skip(parts as usize).collect();
+    Ok(of_analysis.into_iter().filter(|machine| ***machine != own).count())
 }
 
 /// Checks that the simulation did not wait for its readers, and that they shared its messages.
