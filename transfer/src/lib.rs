@@ -11,12 +11,13 @@
 //!
 //! Modules, each importing only those before it: `error`, `admission`, `blocks`, `notice`,
 //! `refusal`, `path`, `operations`, `private_memory`, `pinned`, `host_copy`, `host_buffer`, `stream_copies`,
-//! `tensor`, `wire`, `region`, `handle`, `share`, `socket_server`, `share_service`, `device_memory`, `rail`,
+//! `copy_queue`, `tensor`, `wire`, `region`, `handle`, `share`, `socket_server`, `share_service`, `device_memory`, `rail`,
 //! `agent`.
 
 mod admission;
 mod agent;
 mod blocks;
+mod copy_queue;
 #[doc(hidden)] // for topics
 pub mod device_memory;
 mod error;

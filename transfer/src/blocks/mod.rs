@@ -1,10 +1,12 @@
 //! The blocks of a request: a list, or strided rows.
 
+mod block_list_pool;
 mod block_queue;
 mod strided;
 
 use gpu::Block;
 
+pub(crate) use block_list_pool::BlockListPool;
 pub(crate) use block_queue::BlockQueue;
 pub(crate) use strided::Run;
 

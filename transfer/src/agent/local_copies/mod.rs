@@ -1,7 +1,5 @@
 //! Copies between memory that this process has mapped: by devices and by the CPU.
 
-mod block_list_pool;
-mod copy_queue;
 mod cpu_copy;
 
 use std::collections::hash_map::Entry;
@@ -10,10 +8,9 @@ use std::time::Instant;
 
 use gpu::{Block, CopyMethod, Device, DeviceName, Pause, Slice};
 
-use self::block_list_pool::BlockListPool;
-use self::copy_queue::CopyQueue;
 use super::OperationContext;
-use crate::blocks::{BlockQueue, Blocks};
+use crate::blocks::{BlockListPool, BlockQueue, Blocks};
+use crate::copy_queue::{CopyQueue, CopyRequest};
 use crate::error::{Error, Result};
 use crate::host_buffer::HostBuffer;
 use crate::path::Operation;
@@ -33,15 +30,6 @@ pub(super) enum LocalMover {
     Cpu { local: CopyBuffer, remote: HostBuffer },
 }
 
-/// The parameters of a copy by a device.
-#[derive(Debug, Clone, Copy)]
-struct CopyRequest<'a> {
-    to: &'a Slice,
-    from: &'a Slice,
-    blocks: Blocks<'a>,
-    by: CopyMethod,
-}
-
 #[derive(Debug)]
 struct CpuCopy {
     context: OperationContext,
@@ -56,7 +44,7 @@ struct CpuCopy {
 #[derive(Debug, Default)]
 pub(super) struct LocalCopies {
     /// By peer and device, small and large copies.
-    queues: HashMap<(u32, DeviceName, bool), CopyQueue>,
+    queues: HashMap<(u32, DeviceName, bool), CopyQueue<OperationContext>>,
     cpu_copies: VecDeque<CpuCopy>,
     /// Lists of blocks for CPU copies and deferred operations.
     block_lists: BlockListPool,
@@ -95,7 +83,8 @@ impl LocalCopies {
                         Err(error) => return Err(Box::new((context, error))),
                     },
                 };
-                queue.push(context, CopyRequest { to, from, blocks, by });
+                let bytes = context.bytes;
+                queue.push(context, bytes, CopyRequest { to, from, blocks, by });
             }
         }
         Ok(())

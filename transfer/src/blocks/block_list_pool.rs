@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 
 use gpu::Block;
 
-use crate::blocks::{BlockQueue, Blocks};
+use super::{BlockQueue, Blocks};
 
 /// Capacity in blocks that is kept for reuse: 1.5 MiB.
 const MAX_POOLED_BLOCKS: usize = 1 << 16;
 
 #[derive(Debug, Default)]
-pub(in crate::agent) struct BlockListPool {
+pub(crate) struct BlockListPool {
     free: Vec<VecDeque<Block>>,
     /// Total capacity of the free lists, in blocks.
     pooled_blocks: usize,
@@ -18,7 +18,7 @@ pub(in crate::agent) struct BlockListPool {
 
 impl BlockListPool {
     /// The blocks of a request in a list of their own; strided rows need none.
-    pub(in crate::agent) fn copy_blocks(&mut self, blocks: Blocks<'_>) -> BlockQueue {
+    pub(crate) fn copy_blocks(&mut self, blocks: Blocks<'_>) -> BlockQueue {
         if let Some(rows) = blocks.rows() {
             return rows.iter().into();
         }
@@ -29,7 +29,7 @@ impl BlockListPool {
     }
 
     /// Keeps a list for reuse, unless that exceeds the limit.
-    pub(in crate::agent) fn recycle(&mut self, blocks: BlockQueue) {
+    pub(crate) fn recycle(&mut self, blocks: BlockQueue) {
         let mut list = blocks.list;
         if list.capacity() > 0 && self.pooled_blocks + list.capacity() <= MAX_POOLED_BLOCKS {
             list.clear();

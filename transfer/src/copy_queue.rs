@@ -5,10 +5,7 @@ use std::time::{Duration, Instant};
 
 use gpu::{Block, CopyMethod, CopyTimes, Device, Pause, Slice, Stream};
 
-use super::CopyRequest;
-use super::block_list_pool::BlockListPool;
-use crate::agent::OperationContext;
-use crate::blocks::BlockQueue;
+use crate::blocks::{BlockListPool, BlockQueue, Blocks};
 use crate::error::Result;
 use crate::stream_copies::StreamCopies;
 
@@ -20,21 +17,37 @@ const SHORTEST_SLEEP: Duration = Duration::from_micros(60);
 /// Of a copy without an estimate of its own, in a queue: short ones follow each other as fast.
 const SHORT_COPY_TIME: Duration = Duration::from_micros(2);
 
+/// The parameters of a copy by a device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CopyRequest<'a> {
+    pub(crate) to: &'a Slice,
+    pub(crate) from: &'a Slice,
+    pub(crate) blocks: Blocks<'a>,
+    pub(crate) by: CopyMethod,
+}
+
 /// A request that waits for a free place on the stream.
 #[derive(Debug)]
-struct QueuedCopy {
-    context: OperationContext,
+struct QueuedCopy<T> {
+    context: CopyContext<T>,
     to: Slice,
     from: Slice,
     blocks: BlockQueue,
     by: CopyMethod,
 }
 
-/// A stream of copies to or from one peer.
+/// The context of a copy, and its bytes.
 #[derive(Debug)]
-pub(super) struct CopyQueue {
-    copies: StreamCopies<OperationContext>,
-    waiting: VecDeque<QueuedCopy>,
+struct CopyContext<T> {
+    context: T,
+    bytes: u64,
+}
+
+/// A stream of copies, each with a context that is returned when it has completed.
+#[derive(Debug)]
+pub(crate) struct CopyQueue<T> {
+    copies: StreamCopies<CopyContext<T>>,
+    waiting: VecDeque<QueuedCopy<T>>,
     block_lists: BlockListPool,
     times: CopyTimes,
     last_done: LastDone,
@@ -48,8 +61,8 @@ struct LastDone {
     is_exact: bool,
 }
 
-impl CopyQueue {
-    pub(super) fn new(device: &Device) -> Result<Self> {
+impl<T> CopyQueue<T> {
+    pub(crate) fn new(device: &Device) -> Result<Self> {
         Ok(Self {
             copies: StreamCopies::new(device)?,
             waiting: VecDeque::new(),
@@ -60,7 +73,7 @@ impl CopyQueue {
     }
 
     /// What a thread that waits does until it looks again; None if the queue is idle.
-    pub(super) fn pause(&self, now: Instant) -> Option<Pause> {
+    pub(crate) fn pause(&self, now: Instant) -> Option<Pause> {
         let (_, since) = self.copies.in_flight().next()?;
         let begun = since.max(self.last_done.at);
         let mut end = begun;
@@ -79,12 +92,13 @@ impl CopyQueue {
         Some(Pause::for_end(now, begun, Some(end)))
     }
 
-    pub(super) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.copies.count() == 0 && self.waiting.is_empty()
     }
 
     /// Submits a copy, or queues it.
-    pub(super) fn push(&mut self, context: OperationContext, request: CopyRequest<'_>) {
+    pub(crate) fn push(&mut self, context: T, bytes: u64, request: CopyRequest<'_>) {
+        let context = CopyContext { context, bytes };
         if self.copies.count() >= MAX_STREAM_COPIES || !self.waiting.is_empty() {
             let CopyRequest { to, from, blocks, by } = request;
             let (to, from, blocks) =
@@ -95,18 +109,18 @@ impl CopyQueue {
         self.begin(context, request);
     }
 
-    fn begin(&mut self, context: OperationContext, request: CopyRequest<'_>) {
+    fn begin(&mut self, context: CopyContext<T>, request: CopyRequest<'_>) {
         self.copies.begin(context, |stream| copy(stream, request));
     }
 
     /// Passes completed copies to `done`, the oldest first, and submits queued ones.
     #[inline]
-    pub(super) fn progress(&mut self, mut done: impl FnMut(OperationContext, Result<()>)) -> bool {
+    pub(crate) fn progress(&mut self, mut done: impl FnMut(T, Result<()>)) -> bool {
         let mut has_moved = false;
         while let Some((context, since, outcome)) = self.copies.next_done() {
             // Of several that are done now, only the first was seen in progress before.
             self.note_end(context.bytes, since, has_moved);
-            done(context, outcome);
+            done(context.context, outcome);
             has_moved = true;
         }
         while self.copies.count() < MAX_STREAM_COPIES {
@@ -137,9 +151,9 @@ impl CopyQueue {
 
     /// Waits until the device has completed the submitted copies; queued ones are not submitted.
     /// Returns the contexts of all incomplete copies, and whether the device is done.
-    pub(super) fn close(mut self, end: Instant) -> (Vec<OperationContext>, bool) {
+    pub(crate) fn close(mut self, end: Instant) -> (Vec<T>, bool) {
         let waiting = self.waiting.drain(..).map(|waiting| waiting.context);
-        let contexts = self.copies.abandon().chain(waiting).collect();
+        let contexts = self.copies.abandon().chain(waiting).map(|it| it.context).collect();
         (contexts, self.copies.close(end))
     }
 }
