@@ -319,6 +319,18 @@ impl Channel {
         unsafe { Ok((Self(OwnedFd::from_raw_fd(fds[0])), Self(OwnedFd::from_raw_fd(fds[1])))) }
     }
 
+    /// Another handle to this end of the connection, for another thread.
+    ///
+    /// # Errors
+    /// `System`.
+    pub fn try_clone(&self) -> Result<Self> {
+        self.0.try_clone().map(Self).map_err(|cause| ChannelError::System {
+            call: "dup",
+            path: None,
+            cause,
+        })
+    }
+
     /// The credentials of the peer at the time of the connection.
     ///
     /// # Errors

@@ -20,10 +20,16 @@ const SHORT_COPY_TIME: Duration = Duration::from_micros(2);
 /// The parameters of a copy by a device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CopyRequest<'a> {
-    pub(crate) to: &'a Slice,
-    pub(crate) from: &'a Slice,
-    pub(crate) blocks: Blocks<'a>,
-    pub(crate) by: CopyMethod,
+    to: &'a Slice,
+    from: &'a Slice,
+    blocks: Blocks<'a>,
+    by: CopyMethod,
+}
+
+impl<'a> CopyRequest<'a> {
+    pub(crate) fn new(to: &'a Slice, from: &'a Slice, blocks: Blocks<'a>, by: CopyMethod) -> Self {
+        Self { to, from, blocks, by }
+    }
 }
 
 /// A request that waits for a free place on the stream.

@@ -11,13 +11,15 @@
 //!
 //! Modules, each importing only those before it: `error`, `admission`, `blocks`, `notice`,
 //! `refusal`, `path`, `operations`, `private_memory`, `pinned`, `host_copy`, `host_buffer`, `stream_copies`,
-//! `copy_queue`, `tensor`, `wire`, `region`, `handle`, `share`, `socket_server`, `share_service`, `device_memory`, `rail`,
-//! `agent`.
+//! `copy_queue`, `tensor`, `wire`, `region`, `copy_requests`, `handle`, `share`, `socket_server`, `share_service`, `device_memory`, `rail`,
+//! `agent`, `copy_service`.
 
 mod admission;
 mod agent;
 mod blocks;
 mod copy_queue;
+mod copy_requests;
+mod copy_service;
 #[doc(hidden)] // for topics
 pub mod device_memory;
 mod error;
@@ -45,6 +47,7 @@ pub use agent::{
     MAX_PUBLISHED_REGIONS, MemoryAttributes, PeerId, Route, choose_fabric, clean,
 };
 pub use blocks::{Blocks, MAX_STRIDES, Rows, Strided, Subarray};
+pub use copy_service::CopyService;
 pub use error::{Error, ErrorKind, Result};
 pub use handle::{Handle, HandleMetadata, HandleType};
 pub use host_buffer::HostBuffer;

@@ -103,7 +103,9 @@ impl EventQueue {
         let Some(all) = local_target.changed_initiators(&mut self.seen_changes) else { return };
         for initiator in all {
             if !self.initiators.iter().any(|reported| Arc::ptr_eq(reported, &initiator)) {
-                self.push(initiator.joined(), None);
+                if let Some(joined) = initiator.joined() {
+                    self.push(joined, None);
+                }
                 self.initiators.push(initiator);
             }
         }

@@ -164,7 +164,7 @@ impl From<&RegionDescriptor> for MemoryAttributes {
 pub(super) fn facts(
     operation: Operation,
     (local, remote): (&MemoryAttributes, &MemoryAttributes),
-    local_device: Option<Device>,
+    (local_device, copy_service): (Option<Device>, CopyServiceState),
     (number, peers): (u32, &Peers),
     remote_transport: &RemoteTransport,
 ) -> Result<(Facts, Option<Device>)> {
@@ -187,7 +187,6 @@ pub(super) fn facts(
     {
         device_access = verdict;
     }
-    let copy_service = CopyServiceState::Unavailable { cause: "none is there".to_owned() };
     let (local, remote) = (local.memory_type, remote.memory_type);
     let facts = Facts { operation, locality, local, remote, device_access, copy_service, fabric };
     Ok((facts, device))

@@ -52,7 +52,8 @@ impl Agent {
         let Some(local_end) = local.local_end()? else { return Ok(()) };
         let (by, device) = ((number, &self.peers), local.local_device()?);
         let ends = (local, &remote.into());
-        let (facts, _) = explain::facts(Operation::Put, ends, device, by, &self.remote_transport)?;
+        let found = (device, self.copy_service_state());
+        let (facts, _) = explain::facts(Operation::Put, ends, found, by, &self.remote_transport)?;
         let policy = Policy { require: vec![Path::FabricDirect], ..Policy::default() };
         if may_be_direct(&facts, &policy) {
             self.request_direct_access(number, &local_end, remote, end)?;

@@ -12,10 +12,12 @@ use super::peers::Peer;
 use super::remote_transport::{DirectKeys, LinkCounts, RemoteTransport, RouteLane};
 use super::route::{DataMover, Route};
 use super::{Agent, CONNECT, JOIN, PeerId};
+use crate::copy_requests::{self, CopyClient, ServicePair};
 use crate::device_memory::FabricFacts;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::path::{
-    Choice, DeviceAccess, Fabric, Locality, Operation, Path, Policy, Registration, choose,
+    Choice, CopyServiceState, DeviceAccess, Fabric, Locality, Operation, Path, Policy,
+    Registration, choose,
 };
 use crate::region::{Buffer, Region, RegionDescriptor, RegisteredRegion};
 use crate::share::check_fork;
@@ -81,7 +83,8 @@ impl Agent {
         let local_device = local.local_device()?;
         let by = (peer.0, &self.peers);
         let ends = (local, remote);
-        let (facts, _) = explain::facts(operation, ends, local_device, by, &self.remote_transport)?;
+        let local = (local_device, self.copy_service_state());
+        let (facts, _) = explain::facts(operation, ends, local, by, &self.remote_transport)?;
         Ok(choose(&facts, policy))
     }
 
@@ -165,7 +168,7 @@ impl Agent {
             if open == 0 || now >= end {
                 return (open, good);
             }
-            self.wait_for_rail_events(end.min(now + max_wait));
+            self.wait_for_doorbell(end.min(now + max_wait));
         }
     }
 
@@ -187,8 +190,9 @@ impl Agent {
         let local_device = local.buffer.memory().map(|memory| memory.mapped_for().clone());
         let ends = (&MemoryAttributes::from(region), &MemoryAttributes::from(&remote));
         let by = (number, &self.peers);
+        let found = (local_device, self.copy_service_state());
         let (mut facts, device) =
-            explain::facts(Operation::Put, ends, local_device, by, &self.remote_transport)?;
+            explain::facts(Operation::Put, ends, found, by, &self.remote_transport)?;
         loop {
             let judged = (&mut facts, policy);
             let prepared = self.prepare_direct(number, &local.buffer, &remote, judged, end);
@@ -199,6 +203,10 @@ impl Agent {
                 (None, Ok(_)) => return Err(Error::new(JOIN, ErrorKind::NoPath, choice.reasons())),
             };
             let made = prepared.and_then(|keys| {
+                if path == Path::ServiceCopied {
+                    let opened = self.open_service_pair(local, &remote, end);
+                    return opened.map(LocalMover::Service).map(DataMover::Local);
+                }
                 if path.is_local() {
                     let regions = (local, &remote);
                     let mapped = self.map_regions(path, number, regions, device.as_ref(), end);
@@ -238,6 +246,11 @@ impl Agent {
             }
             // Obstacles that show only when the path is tried become facts too.
             match error.kind() {
+                ErrorKind::Stale if path == Path::ServiceCopied => return Err(error),
+                _ if path == Path::ServiceCopied => {
+                    let cause = error.to_string();
+                    facts.copy_service = CopyServiceState::Unavailable { cause };
+                }
                 ErrorKind::NoPeerAccess => facts.device_access = DeviceAccess::None,
                 ErrorKind::Failed if path.is_local() => {
                     facts.locality = Locality::NoDescriptorPassing { cause: error.to_string() };
@@ -270,6 +283,34 @@ impl Agent {
         let opening = self.remote_transport.begin_open(peer, Some(local), remote, keys)?;
         self.wait_for_links(end, RemoteTransport::open_counts);
         self.remote_transport.finish_open(opening)
+    }
+
+    /// What is known of the copy service of this machine, without connecting to it.
+    pub(super) fn copy_service_state(&self) -> CopyServiceState {
+        let directory = self.local_server.as_ref().and_then(|server| server.socket().parent());
+        let cause = match directory {
+            Some(directory) => copy_requests::absence(directory),
+            None => Some("this agent has no directory in common with it".to_owned()),
+        };
+        match cause {
+            Some(cause) => CopyServiceState::Unavailable { cause },
+            None => CopyServiceState::Available,
+        }
+    }
+
+    /// Lets the copy service map both memories.
+    fn open_service_pair(
+        &mut self,
+        local: &Arc<RegisteredRegion>,
+        remote: &RegionDescriptor,
+        end: Instant,
+    ) -> Result<Arc<ServicePair>> {
+        let directory = self.local_server.as_ref().and_then(|server| server.socket().parent());
+        let no_directory = || Error::new(JOIN, ErrorKind::NoPath, "the agent has no directory");
+        let directory = directory.ok_or_else(no_directory)?;
+        let local_target = &self.local_target;
+        let make = || Ok(CopyClient::new(directory, local_target.as_client_of_copy_service()?));
+        self.local_copies.service(make)?.open_pair(local, remote, end)
     }
 
     /// Maps the memory for a path on this machine.

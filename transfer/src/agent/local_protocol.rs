@@ -4,10 +4,13 @@
 //! |---|---|---|
 //! | initiator | hello | pidfd |
 //! | target | welcome | pidfd, region table, doorbell, session segment |
+//! | initiator | describe | |
+//! | target | described | |
 //! | initiator | open | |
 //! | target | pieces | one for each length |
 //! | target | refused | |
 //!
+//! The copy service asks for the description of a region, which it does not take from its clients.
 //! The reply to `open` is one or more messages of pieces, in order, or a refusal. Regions exported
 //! by legacy handle have no pieces: their reply is one empty message.
 
@@ -19,10 +22,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::refusal::Refusal;
-use crate::region::MAX_PIECES;
+use crate::region::{MAX_PIECES, RegionDescriptor};
 use crate::wire::{self, MAX_LABEL_LENGTH};
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// Pieces in one message, limited by its descriptors.
 pub(super) const MAX_PIECES_PER_MESSAGE: usize = ipc::channel::MAX_DESCRIPTORS;
 pub(super) const WELCOME_DESCRIPTORS: usize = 4;
@@ -30,8 +33,12 @@ pub(super) const WELCOME_DESCRIPTORS: usize = 4;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request {
     Hello(Introduction),
+    /// The copy service of the machine, whose sessions are no events for the application.
+    HelloOfCopyService(Introduction),
     /// A region with its number and ticket.
     Open(u64, u64),
+    /// The description of a region with its number and ticket.
+    Describe(u64, u64),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +46,8 @@ pub(super) enum Reply {
     Welcome(Introduction),
     Pieces(Pieces),
     Refused(Refusal),
+    /// An encoded region descriptor, without fabric keys.
+    Described(Vec<u8>),
 }
 
 /// The sender of a message.
@@ -64,24 +73,30 @@ impl Request {
         codec::encode(VERSION, self)
     }
 
-    /// The hello and its pidfd.
-    pub(super) fn read_hello(mut message: Message) -> Result<(Introduction, OwnedFd)> {
+    /// The hello, its pidfd, and whether it is of the copy service.
+    pub(super) fn read_hello(mut message: Message) -> Result<(Introduction, OwnedFd, bool)> {
         const OPERATION: &str = "read hello";
-        let Self::Hello(introduction) = wire::decode(OPERATION, VERSION, &message.bytes)? else {
-            return Err(wire::malformed(OPERATION, "expected a hello"));
-        };
+        let (introduction, is_copy_service) =
+            match wire::decode(OPERATION, VERSION, &message.bytes)? {
+                Self::Hello(introduction) => (introduction, false),
+                Self::HelloOfCopyService(introduction) => (introduction, true),
+                _ => return Err(wire::malformed(OPERATION, "expected a hello")),
+            };
         introduction.check(OPERATION)?;
         match (message.descriptors.pop(), message.descriptors.is_empty()) {
-            (Some(pidfd), true) => Ok((introduction, pidfd)),
+            (Some(pidfd), true) => Ok((introduction, pidfd, is_copy_service)),
             _ => Err(wire::malformed(OPERATION, "expected one descriptor")),
         }
     }
 
-    pub(super) fn read_open(bytes: &[u8]) -> Result<(u64, u64)> {
+    /// A request of a connected initiator.
+    pub(super) fn read(bytes: &[u8]) -> Result<Self> {
         const OPERATION: &str = "read request";
         match wire::decode(OPERATION, VERSION, bytes)? {
-            Self::Open(number, ticket) => Ok((number, ticket)),
-            Self::Hello(_) => Err(wire::malformed(OPERATION, "second hello")),
+            Self::Hello(_) | Self::HelloOfCopyService(_) => {
+                Err(wire::malformed(OPERATION, "second hello"))
+            }
+            request => Ok(request),
         }
     }
 }
@@ -122,6 +137,16 @@ impl Reply {
                 let detail = format!("expected {WELCOME_DESCRIPTORS} descriptors");
                 Err(wire::malformed(operation, detail))
             }
+        }
+    }
+
+    pub(super) fn read_described(
+        operation: &'static str,
+        bytes: &[u8],
+    ) -> Result<RegionDescriptor> {
+        match Self::read(operation, bytes)? {
+            Self::Described(region) => RegionDescriptor::decode(&region),
+            _ => Err(wire::malformed(operation, "expected a description")),
         }
     }
 
@@ -184,7 +209,11 @@ mod tests {
         assert_eq!(Request::read_hello(message(hello, 1)).unwrap().0, sender);
         let welcome = message(Reply::Welcome(sender.clone()).encode(), WELCOME_DESCRIPTORS);
         assert_eq!(Reply::read_welcome(TEST, welcome).unwrap().0, sender);
-        assert_eq!(Request::read_open(&Request::Open(3, 4).encode()).unwrap(), (3, 4));
+        for request in [Request::Open(3, 4), Request::Describe(3, 4)] {
+            assert_eq!(Request::read(&request.encode()).unwrap(), request);
+        }
+        let hello = Request::HelloOfCopyService(sender.clone()).encode();
+        assert!(Request::read_hello(message(hello, 1)).unwrap().2);
         let read = Reply::read_pieces(TEST, &message(Reply::Pieces(pieces()).encode(), 3));
         assert_eq!(read.unwrap(), pieces());
         let refused = Reply::Refused(Refusal::new(ErrorKind::Stale, "the peer is lost")).encode();
@@ -237,7 +266,7 @@ mod tests {
     proptest! {
         #[test]
         fn garbage_with_a_good_head_never_panics(
-            which in 0..4_u8,
+            which in 0..6_u8,
             body in proptest::collection::vec(any::<u8>(), 0..200),
             descriptors in 0..5_usize,
         ) {
@@ -245,7 +274,8 @@ mod tests {
             let _ = Request::read_hello(message(bytes.clone(), descriptors));
             let _ = Reply::read_welcome(TEST, message(bytes.clone(), descriptors));
             let _ = Reply::read_pieces(TEST, &message(bytes.clone(), descriptors));
-            let _ = Request::read_open(&bytes);
+            let _ = Request::read(&bytes);
+            let _ = Reply::read_described(TEST, &bytes);
         }
     }
 }

@@ -9,8 +9,8 @@ use ipc::{Channel, ChannelError, Doorbell, MappedWords, Message, PidFd};
 use threads::RetryBackoff;
 
 use super::card::AgentCard;
-use super::local_protocol::{Reply, Request};
-use super::local_target::{LocalInitiator, LocalTarget, ReadOnlyRegionTable};
+use super::local_protocol::Reply;
+use super::local_target::{InitiatorKind, LocalInitiator, LocalTarget, ReadOnlyRegionTable};
 use super::session_segment::{InitiatorSegment, TargetSegment};
 use super::{CONNECT, agent_files};
 use crate::error::{Context, Error, ErrorKind, Result, failed};
@@ -183,7 +183,8 @@ impl LocalSession {
         let doorbell = LocalTarget::open_doorbell(copy(doorbell)?)?;
         let segment = InitiatorSegment::open(copy(target.as_fd())?)?;
         let introduction = local_target.introduction();
-        let initiator = Arc::new(LocalInitiator::new(introduction, pidfd()?, target, true));
+        let initiator =
+            Arc::new(LocalInitiator::new(introduction, pidfd()?, target, InitiatorKind::InProcess));
         other.add_initiator(Arc::clone(&initiator));
         Ok(Self {
             segment,
@@ -242,7 +243,7 @@ impl LocalSession {
             );
             return Err(Error::new(CONNECT, ErrorKind::Denied, detail));
         }
-        let hello = Request::Hello(local_target.introduction()).encode();
+        let hello = local_target.hello().encode();
         channel.send(&hello, &[local_target.pidfd()], remaining(end)).during(CONNECT)?;
         let message = receive(&channel, end, meanwhile).during(CONNECT)?;
         let (introduction, [pidfd, region_table, doorbell, local_session]) =

@@ -62,11 +62,11 @@ impl Agent {
         peer: u32,
         region: &RegionDescriptor,
         end: Instant,
-        map: impl FnOnce(&mut RegionRequest<'_>) -> Result<T>,
+        map: impl FnOnce(&mut RegionExchange<'_>) -> Result<T>,
     ) -> Result<T> {
         let channel = self.peers.get(peer, OPEN)?.local_session().and_then(LocalSession::channel);
         let mut progress = || self.progress_while_waiting();
-        let mapped = map(&mut RegionRequest { channel, region, end, meanwhile: &mut progress });
+        let mapped = map(&mut RegionExchange::new(channel, region, end, &mut progress));
         if mapped.is_err() {
             // The request may have ended the connection.
             self.peers.get(peer, OPEN)?.refresh();
@@ -75,7 +75,8 @@ impl Agent {
     }
 }
 
-struct RegionRequest<'a> {
+/// An exchange for a region with its owner.
+pub(super) struct RegionExchange<'a> {
     /// None if no descriptors can be passed.
     channel: Option<Arc<Channel>>,
     region: &'a RegionDescriptor,
@@ -83,9 +84,18 @@ struct RegionRequest<'a> {
     meanwhile: ProgressCallback<'a>,
 }
 
-impl RegionRequest<'_> {
+impl<'a> RegionExchange<'a> {
+    pub(super) fn new(
+        channel: Option<Arc<Channel>>,
+        region: &'a RegionDescriptor,
+        end: Instant,
+        meanwhile: ProgressCallback<'a>,
+    ) -> Self {
+        Self { channel, region, end, meanwhile }
+    }
+
     /// Maps device memory for a device of this process.
-    fn map_for(&mut self, device: &Device) -> Result<Memory> {
+    pub(super) fn map_for(&mut self, device: &Device) -> Result<Memory> {
         match self.region.memory_type {
             MemoryType::Device(Exportability::ByDescriptors) => self.import(device),
             MemoryType::Device(Exportability::ByLegacyHandle) => self.import_legacy(device),
@@ -124,7 +134,7 @@ impl RegionRequest<'_> {
         device.open_legacy_handle(&LegacyHandle { bytes, offset, length }).during(OPEN)
     }
 
-    fn map_host(&mut self) -> Result<HostBuffer> {
+    pub(super) fn map_host(&mut self) -> Result<HostBuffer> {
         if self.region.memory_type != MemoryType::Host(Exportability::ByDescriptors) {
             let detail = "its memory is no host memory that can be mapped";
             return Err(Error::new(OPEN, ErrorKind::NoPath, detail));

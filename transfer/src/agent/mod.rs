@@ -21,6 +21,7 @@ mod peers;
 mod progress;
 mod published_regions;
 mod put_get;
+mod region_owner;
 mod register;
 mod remote_transport;
 mod route;
@@ -57,6 +58,7 @@ pub use explain::MemoryAttributes;
 pub use leftovers::{Leftovers, clean};
 pub(crate) use local_target::LocalTarget;
 pub use options::{AgentOptions, choose_fabric};
+pub(crate) use region_owner::{RegionChannel, RegionOwnerSession};
 pub use route::Route;
 
 /// How long dropping an agent waits for copies of other processes.

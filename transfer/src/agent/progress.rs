@@ -152,7 +152,9 @@ impl Agent {
                 let _exact = ExactTimer::set();
                 ipc::sleep_interruptible((look - now).min(most).min(longest));
             }
-            None if !self.remote_transport.is_idle() => self.wait_for_rail_events(now + longest),
+            None if self.local_copies.uses_service() || !self.remote_transport.is_idle() => {
+                self.wait_for_doorbell(now + longest);
+            }
             // A notice found the queue full.
             None => ipc::sleep_interruptible(BUSY_PAUSE.min(longest)),
         }
@@ -169,10 +171,14 @@ impl Agent {
         })
     }
 
-    pub(super) fn wait_for_rail_events(&mut self, end: Instant) {
+    /// Waits for an event of a rail, or an outcome of the copy service.
+    pub(super) fn wait_for_doorbell(&mut self, end: Instant) {
         let mut wait_strategy = self.wait_strategy;
         let until = end.min(Instant::now() + 10 * BUSY_PAUSE);
-        let has_events = || self.remote_transport.has_events().then_some(());
+        let has_events = || {
+            let of_service = self.local_copies.has_outcomes_of_service();
+            (of_service || self.remote_transport.has_events()).then_some(())
+        };
         self.local_target.doorbell.wait(&mut wait_strategy, until, has_events);
         self.wait_strategy = wait_strategy;
     }
@@ -245,6 +251,7 @@ impl Agent {
                 Some(look) if self.remote_transport.is_idle() => end.min(look),
                 Some(look) => end.min(look).min(now + BUSY_PAUSE),
                 None if self.operations.in_flight() == 0 => end,
+                None if self.local_copies.uses_service() => end.min(now + IDLE_PAUSE),
                 None => end.min(now + BUSY_PAUSE),
             };
             let exact = look.filter(|_| until > now).map(|_| ExactTimer::set());

@@ -129,9 +129,9 @@ pub enum DeviceAccess {
 /// What is known about the copy service of this machine.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub enum CopyServiceState {
-    /// Its socket is there, or it has copied for this agent before.
+    /// A service whose socket is there, or that has copied for this agent before.
     Available,
-    /// It is not there, or it refused.
+    /// No service, or one that refused.
     Unavailable {
         /// The attempt, and how it failed.
         cause: String,

@@ -7,6 +7,7 @@
 mod cables;
 #[path = "../common/mod.rs"]
 mod common;
+mod copy_service;
 mod debug_output;
 mod devices;
 mod direct;

@@ -12,7 +12,7 @@ use crate::fixture::{
     DROP_AGENT, END, FILL, PUT_SLOWLY, REPLY, SLEEP, SUM, WITHDRAW, fill_buffer, notice,
     other_device, read, sum_of_buffer, with_cables, with_rails, write,
 };
-use crate::{cables, devices, direct, orders};
+use crate::{cables, copy_service, devices, direct, orders};
 
 /// Allocates memory according to a role.
 fn memory(role: &str, device: &Device) -> Buffer {
@@ -73,6 +73,9 @@ fn enter(words: &[&str]) {
     match role {
         "initiator" => return orders::initiator(directory),
         "owner" => return devices::owner(directory),
+        "copy service" => return copy_service::serve(directory),
+        "owner of a region" => return copy_service::own(directory),
+        "client of the copy service" => return copy_service::load(directory),
         "setting of environment" => return direct::setting_of_environment(),
         _ => {}
     }

@@ -4,6 +4,7 @@ mod cpu_copy;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Instant;
 
 use gpu::{Block, CopyMethod, Device, DeviceName, Pause, Slice};
@@ -11,6 +12,7 @@ use gpu::{Block, CopyMethod, Device, DeviceName, Pause, Slice};
 use super::OperationContext;
 use crate::blocks::{BlockListPool, BlockQueue, Blocks};
 use crate::copy_queue::{CopyQueue, CopyRequest};
+use crate::copy_requests::{CopyClient, ServicePair};
 use crate::error::{Error, Result};
 use crate::host_buffer::HostBuffer;
 use crate::path::Operation;
@@ -28,6 +30,8 @@ pub(super) enum LocalMover {
     Device { device: Device, local: Slice, remote: Slice },
     /// By the calling CPU.
     Cpu { local: CopyBuffer, remote: HostBuffer },
+    /// By the copy service of the machine.
+    Service(Arc<ServicePair>),
 }
 
 #[derive(Debug)]
@@ -46,11 +50,24 @@ pub(super) struct LocalCopies {
     /// By peer and device, small and large copies.
     queues: HashMap<(u32, DeviceName, bool), CopyQueue<OperationContext>>,
     cpu_copies: VecDeque<CpuCopy>,
+    /// Transfers by the copy service, once a route takes that path.
+    service: Option<CopyClient<OperationContext>>,
     /// Lists of blocks for CPU copies and deferred operations.
     block_lists: BlockListPool,
 }
 
 impl LocalCopies {
+    /// The client of the copy service, made when it is first needed.
+    pub(super) fn service(
+        &mut self,
+        make: impl FnOnce() -> Result<CopyClient<OperationContext>>,
+    ) -> Result<&mut CopyClient<OperationContext>> {
+        match &mut self.service {
+            Some(service) => Ok(service),
+            none => Ok(none.insert(make()?)),
+        }
+    }
+
     /// Lists for the blocks of deferred operations.
     pub(super) fn block_lists(&mut self) -> &mut BlockListPool {
         &mut self.block_lists
@@ -66,6 +83,10 @@ impl LocalCopies {
         context: OperationContext,
     ) -> std::result::Result<(), Box<(OperationContext, Error)>> {
         match mover {
+            LocalMover::Service(pair) => match &mut self.service {
+                Some(service) => service.begin(context, pair, operation, blocks),
+                None => unreachable!("its pair was opened by the client"),
+            },
             LocalMover::Cpu { local, remote } => {
                 let remote = CopyBuffer::Host(remote.clone());
                 let (to, from) = operation.to_and_from(local.clone(), remote);
@@ -84,7 +105,7 @@ impl LocalCopies {
                     },
                 };
                 let bytes = context.bytes;
-                queue.push(context, bytes, CopyRequest { to, from, blocks, by });
+                queue.push(context, bytes, CopyRequest::new(to, from, blocks, by));
             }
         }
         Ok(())
@@ -95,6 +116,9 @@ impl LocalCopies {
         let mut has_moved = false;
         for queue in self.queues.values_mut() {
             has_moved |= queue.progress(&mut done);
+        }
+        if let Some(service) = &mut self.service {
+            has_moved |= service.progress(&mut done);
         }
         let Some(mut copy) = self.cpu_copies.pop_front() else { return has_moved };
         match copy.copy_some() {
@@ -110,6 +134,21 @@ impl LocalCopies {
     pub(super) fn is_busy_with(&self, peer: u32) -> bool {
         self.queues.iter().any(|((of, ..), queue)| *of == peer && !queue.is_idle())
             || self.cpu_copies.iter().any(|copy| copy.context.peer == peer)
+            || self.of_service().any(|context| context.peer == peer)
+    }
+
+    /// The transfers by the copy service that are not complete.
+    fn of_service(&self) -> impl Iterator<Item = &OperationContext> {
+        self.service.iter().flat_map(CopyClient::in_flight)
+    }
+
+    /// Does the copy service copy? It rings the agent's doorbell at each outcome.
+    pub(super) fn uses_service(&self) -> bool {
+        self.of_service().next().is_some()
+    }
+
+    pub(super) fn has_outcomes_of_service(&self) -> bool {
+        self.service.as_ref().is_some_and(CopyClient::has_outcomes)
     }
 
     /// Does the CPU copy while it makes progress?
@@ -137,6 +176,11 @@ impl LocalCopies {
                 false
             }
         });
+        if let Some(service) = &mut self.service {
+            let (contexts, is_done) = service.cancel(|context| context.peer == peer, end);
+            cancelled.extend(contexts);
+            is_settled &= is_done;
+        }
         (cancelled, is_settled)
     }
 
@@ -144,6 +188,16 @@ impl LocalCopies {
     /// Returns the peers whose copies may still run.
     pub(super) fn close(&mut self, end: Instant) -> BTreeSet<u32> {
         let closed = self.queues.drain().map(|((peer, ..), queue)| (peer, queue.close(end).1));
-        closed.filter_map(|(peer, is_done)| (!is_done).then_some(peer)).collect()
+        let mut unsettled: BTreeSet<_> =
+            closed.filter_map(|(peer, is_done)| (!is_done).then_some(peer)).collect();
+        let of_service: BTreeSet<_> = self.of_service().map(|context| context.peer).collect();
+        for peer in of_service {
+            let service = self.service.as_mut();
+            let cancelled = service.map(|it| it.cancel(|context| context.peer == peer, end));
+            if cancelled.is_some_and(|(_, is_done)| !is_done) {
+                unsettled.insert(peer);
+            }
+        }
+        unsettled
     }
 }

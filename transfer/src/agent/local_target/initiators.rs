@@ -24,8 +24,17 @@ pub(in crate::agent) struct LocalInitiator {
     local_session: Mutex<TargetSegment>,
     /// The regions it opened whose memory is not freed yet: numbers and lengths.
     opened: Mutex<HashMap<u64, u64>>,
-    /// The initiator belongs to this process, and itself keeps the memory of its copies alive.
-    is_in_process: bool,
+    kind: InitiatorKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::agent) enum InitiatorKind {
+    /// An agent of this process, which itself keeps the memory of its copies alive.
+    InProcess,
+    /// An agent of another process.
+    OtherProcess,
+    /// The copy service of the machine: its sessions are no events for the application.
+    CopyService,
 }
 
 impl LocalInitiator {
@@ -33,7 +42,7 @@ impl LocalInitiator {
         introduction: Introduction,
         pidfd: PidFd,
         local_session: TargetSegment,
-        is_in_process: bool,
+        kind: InitiatorKind,
     ) -> Self {
         Self {
             introduction,
@@ -42,7 +51,7 @@ impl LocalInitiator {
             departure_reported: AtomicBool::new(false),
             local_session: Mutex::new(local_session),
             opened: Mutex::default(),
-            is_in_process,
+            kind,
         }
     }
 
@@ -55,10 +64,10 @@ impl LocalInitiator {
         self.has_left.load(Ordering::Acquire)
     }
 
-    /// The event that it connected.
-    pub(in crate::agent) fn joined(&self) -> Event {
+    /// The event that it connected; None for the copy service.
+    pub(in crate::agent) fn joined(&self) -> Option<Event> {
         let Introduction { identity: from, label } = self.introduction.clone();
-        Event::Joined { from, label }
+        (self.kind != InitiatorKind::CopyService).then_some(Event::Joined { from, label })
     }
 
     pub(in crate::agent) fn take_notice(&self) -> Option<Event> {
@@ -66,8 +75,12 @@ impl LocalInitiator {
         Some(Event::Notice { from: self.introduction.identity, notice })
     }
 
-    /// Reports its remaining notices, and then that it left.
+    /// Reports its remaining notices, and then that it left; nothing of the copy service.
     pub(in crate::agent) fn report_departure(&self, mut report: impl FnMut(Event)) {
+        if self.kind == InitiatorKind::CopyService {
+            self.departure_reported.store(true, Ordering::Relaxed);
+            return;
+        }
         let Introduction { identity: from, label } = self.introduction.clone();
         let mut local_session = lock(&self.local_session);
         local_session.take_rest().for_each(|notice| report(Event::Notice { from, notice }));
@@ -163,7 +176,7 @@ impl OutstandingCopies {
     /// Those of other processes. Agents of this process keep the memory of their copies alive
     /// themselves.
     pub(in crate::agent) fn of_other_processes(mut self) -> Self {
-        self.0.retain(|(_, initiator)| !initiator.is_in_process);
+        self.0.retain(|(_, initiator)| initiator.kind != InitiatorKind::InProcess);
         self
     }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use ipc::{Channel, ChannelError, ChannelListener, Message, PidFd};
 use threads::lock;
 
+use super::initiators::InitiatorKind;
 use super::{LocalInitiator, LocalTarget};
 use crate::agent::agent_files;
 use crate::agent::card_file::CardFile;
@@ -99,7 +100,7 @@ impl Handler for Requests<'_> {
             }
         };
         if let Some(initiator) = initiator {
-            return handle_open(self.0, initiator, channel, &message);
+            return handle_request(self.0, initiator, channel, &message);
         }
         match admit(self.0, channel, message) {
             Ok(admitted) => {
@@ -130,7 +131,7 @@ fn admit(
         let detail = format!("the agent has {MAX_LOCAL_INITIATORS} local initiators, the maximum");
         return Err(failed(operation)(detail));
     }
-    let (introduction, pidfd) = Request::read_hello(message)?;
+    let (introduction, pidfd, is_copy_service) = Request::read_hello(message)?;
     let pidfd =
         PidFd::of_peer(channel, pidfd).map_err(|error| malformed(operation, error.to_string()))?;
     let local_session = TargetSegment::create()?;
@@ -139,7 +140,11 @@ fn admit(
     let descriptors = [local_target.pidfd(), region_table.as_fd(), doorbell, local_session.as_fd()];
     send(local_target, channel, &welcome, &descriptors, ipc::deadline(SEND_TIMEOUT))
         .map_err(failed(operation))?;
-    Ok(Arc::new(LocalInitiator::new(introduction, pidfd, local_session, false)))
+    let kind = match is_copy_service {
+        true => InitiatorKind::CopyService,
+        false => InitiatorKind::OtherProcess,
+    };
+    Ok(Arc::new(LocalInitiator::new(introduction, pidfd, local_session, kind)))
 }
 
 fn refusal(kind: ErrorKind, cause: impl Into<String>) -> Vec<u8> {
@@ -172,14 +177,16 @@ fn send(
 }
 
 /// Answers a request. False if the initiator is to be disconnected.
-fn handle_open(
+fn handle_request(
     local_target: &LocalTarget,
     initiator: &LocalInitiator,
     channel: &Channel,
     message: &Message,
 ) -> bool {
-    let (number, ticket) = match Request::read_open(&message.bytes) {
-        Ok(request) => request,
+    let (number, ticket, opens) = match Request::read(&message.bytes) {
+        Ok(Request::Describe(number, ticket)) => (number, ticket, false),
+        Ok(Request::Open(number, ticket)) => (number, ticket, true),
+        Ok(_) => return false,
         Err(error) => {
             refuse(channel, error.kind(), error.to_string());
             return false;
@@ -189,6 +196,14 @@ fn handle_open(
         let refused = refusal(ErrorKind::Stale, "the region was withdrawn or never existed");
         return send(local_target, channel, &refused, &[], ipc::deadline(SEND_TIMEOUT)).is_ok();
     };
+    if !opens {
+        let described = RegionDescriptor { keys: Vec::new(), ..region.descriptor.clone() }.encode();
+        let reply = described.map_or_else(
+            |error| refusal(ErrorKind::Failed, error.to_string()),
+            |bytes| Reply::Described(bytes).encode(),
+        );
+        return send(local_target, channel, &reply, &[], ipc::deadline(SEND_TIMEOUT)).is_ok();
+    }
     initiator.record_opened(&region);
     let reply_end = ipc::deadline(REPLY_TIMEOUT);
     let RegionDescriptor { pieces: total, rights, .. } = region.descriptor;

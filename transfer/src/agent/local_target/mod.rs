@@ -16,9 +16,10 @@ use threads::{DeferredDrop, lock};
 
 use self::reclaim::RetainedMemory;
 use self::region_table::RegionTable;
-use super::START;
-use super::local_protocol::Introduction;
+use super::local_protocol::{Introduction, Request};
+use super::{CONNECT, START};
 use crate::admission::Admission;
+use crate::copy_requests::{ClientHello, ClientIdentity};
 use crate::device_memory::WrittenDevices;
 use crate::error::{Error, ErrorKind, Result, failed};
 use crate::rail::{RailHandle, RailOwner};
@@ -26,7 +27,7 @@ use crate::region::{Buffer, REGISTER, RegisteredRegion};
 use crate::share::random;
 use crate::wire::malformed;
 
-pub(super) use initiators::{LocalInitiator, OutstandingCopies};
+pub(super) use initiators::{InitiatorKind, LocalInitiator, OutstandingCopies};
 pub(super) use local_server::LocalServer;
 pub(super) use region_table::ReadOnlyRegionTable;
 
@@ -43,6 +44,7 @@ pub(crate) struct LocalTarget {
     pub(crate) identity: [u8; 16],
     pub(crate) label: String,
     admission: Admission,
+    is_copy_service: bool,
     pidfd: PidFd,
     doorbell_segment: Segment,
     pub(crate) doorbell: Doorbell<MappedWords>,
@@ -68,6 +70,7 @@ impl LocalTarget {
             identity: random(START)?,
             label,
             admission,
+            is_copy_service: false,
             pidfd: PidFd::of_this_process().map_err(failed(START))?,
             doorbell: Doorbell::new(doorbell_segment.words())
                 .ok_or("the doorbell segment is too short")
@@ -84,12 +87,37 @@ impl LocalTarget {
         })
     }
 
+    /// The copy service, which has no regions and no initiators.
+    pub(crate) fn of_copy_service(admission: Admission) -> Result<Self> {
+        let target = Self::new("copy service".to_owned(), admission)?;
+        Ok(Self { is_copy_service: true, ..target })
+    }
+
     pub(super) fn introduction(&self) -> Introduction {
         Introduction { identity: self.identity, label: self.label.clone() }
     }
 
-    pub(super) fn pidfd(&self) -> BorrowedFd<'_> {
+    /// The first message to another agent.
+    pub(super) fn hello(&self) -> Request {
+        match self.is_copy_service {
+            true => Request::HelloOfCopyService(self.introduction()),
+            false => Request::Hello(self.introduction()),
+        }
+    }
+
+    pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
+    }
+
+    /// The agent as it introduces itself to the copy service.
+    pub(super) fn as_client_of_copy_service(&self) -> Result<ClientIdentity> {
+        let copy = |file: BorrowedFd<'_>| file.try_clone_to_owned().map_err(failed(CONNECT));
+        Ok(ClientIdentity {
+            hello: ClientHello { identity: self.identity, label: self.label.clone() },
+            pidfd: copy(self.pidfd.as_fd())?,
+            doorbell: copy(self.doorbell_segment.as_fd())?,
+            trusted_users: self.admission.users.clone(),
+        })
     }
 
     /// May agents of this user be connected to?
@@ -105,7 +133,7 @@ impl LocalTarget {
     }
 
     /// Maps the doorbell of another agent.
-    pub(super) fn open_doorbell(file: OwnedFd) -> Result<Doorbell<MappedWords>> {
+    pub(crate) fn open_doorbell(file: OwnedFd) -> Result<Doorbell<MappedWords>> {
         let wrong = |cause: String| malformed("open local session", cause);
         let segment = Segment::open(file, DOORBELL_LAYOUT);
         let words = segment.map_err(|error| wrong(error.to_string()))?.words();

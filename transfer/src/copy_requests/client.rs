@@ -1,0 +1,552 @@
+//! The client of the copy service.
+
+use std::collections::{HashSet, VecDeque};
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use gpu::Block;
+use ipc::{Channel, ChannelError, PidFd};
+use threads::{ForkGeneration, lock};
+
+use super::protocol::{
+    ClientHello, MAX_PIECES_PER_MESSAGE, OfferedPieces, Opening, RegionName, Reply, Request,
+};
+use super::request_ring::{ClientRing, DEPTH, MAX_PART_BLOCKS};
+use super::socket_in;
+use crate::blocks::{BlockListPool, BlockQueue, Blocks};
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::path::Operation;
+use crate::region::{RegionDescriptor, RegisteredRegion, Rights};
+use crate::remaining;
+use crate::wire::malformed;
+
+const CONNECT: &str = "connect to copy service";
+const OPEN: &str = "open memory at copy service";
+const COPY: &str = "copy by the copy service";
+/// How long transfers wait for a service that has ended to be started again.
+const RESTART_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often a service is looked for that has ended, and whether one has ended.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+/// How long a connected service may take to answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often a transfer is tried by a service that ends while it opens the pair.
+const MAX_LOSSES: u32 = 100;
+/// Blocks that are posted and without an outcome, at most: as many as the ring has.
+const MAX_POSTED_BLOCKS: usize = 4 * MAX_PART_BLOCKS;
+
+/// The agent of a client, as it introduces itself.
+#[derive(Debug)]
+pub(crate) struct ClientIdentity {
+    pub(crate) hello: ClientHello,
+    pub(crate) pidfd: OwnedFd,
+    /// What the service rings after it has written outcomes.
+    pub(crate) doorbell: OwnedFd,
+    /// Users whose service is trusted with memory, besides root.
+    pub(crate) trusted_users: Vec<u32>,
+}
+
+/// A local region and a region of another agent, between which the service copies.
+pub(crate) struct ServicePair {
+    local: Arc<RegisteredRegion>,
+    remote: RegionName,
+    /// The connection that it was opened by (upper half), and its number there; 0 before that.
+    opened: AtomicU64,
+    closing: Arc<ClosingPairs>,
+}
+
+impl fmt::Debug for ServicePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (local, remote) = (self.local.descriptor.number, self.remote.number);
+        write!(f, "ServicePair(local region {local}, remote region {remote})")
+    }
+}
+
+impl Drop for ServicePair {
+    fn drop(&mut self) {
+        self.closing.close(self.opened.load(Ordering::Acquire));
+    }
+}
+
+/// Tells the service that pairs are not used any more, from any thread.
+#[derive(Debug)]
+struct ClosingPairs {
+    /// The number of the connection, and its channel.
+    channel: Mutex<Option<(u32, Arc<Channel>)>>,
+    /// Pairs whose message found the socket full.
+    unsent: Mutex<Vec<u64>>,
+    fork_generation: ForkGeneration,
+}
+
+impl ClosingPairs {
+    fn new() -> Self {
+        let (channel, unsent) = (Mutex::default(), Mutex::default());
+        Self { channel, unsent, fork_generation: ForkGeneration::current() }
+    }
+
+    fn close(&self, opened: u64) {
+        // A forked child does not close the parent's pairs.
+        if opened != 0 && self.fork_generation.is_current() && !self.send(opened) {
+            lock(&self.unsent).push(opened);
+        }
+    }
+
+    /// False if the socket is full. With a connection all its pairs end.
+    fn send(&self, opened: u64) -> bool {
+        let channel = lock(&self.channel).clone();
+        let Some((_, channel)) = channel.filter(|(of, _)| u64::from(*of) == opened >> 32) else {
+            return true;
+        };
+        let sent = channel.send(&Request::Close(opened as u32).encode(), &[], Duration::ZERO);
+        !matches!(sent, Err(ChannelError::DeadlineExceeded { .. }))
+    }
+
+    fn send_rest(&self) {
+        let unsent = std::mem::take(&mut *lock(&self.unsent));
+        unsent.into_iter().for_each(|opened| self.close(opened));
+    }
+}
+
+/// A connection to a service.
+#[derive(Debug)]
+struct Connection {
+    number: u32,
+    channel: Arc<Channel>,
+    pidfd: PidFd,
+    ring: ClientRing,
+    last_pair: u32,
+    /// Local regions that the service has mapped before, by their numbers.
+    offered: HashSet<u64>,
+}
+
+/// A transfer that is not complete.
+#[derive(Debug)]
+struct Transfer<T> {
+    context: T,
+    number: u64,
+    pair: Arc<ServicePair>,
+    operation: Operation,
+    /// All blocks, to repeat the transfer by another service.
+    all: BlockQueue,
+    /// Blocks that were not posted.
+    rest: BlockQueue,
+    /// Requests without an outcome.
+    open_requests: u32,
+    /// How often a service ended while it opened the pair.
+    losses: u32,
+    failure: Option<Error>,
+}
+
+/// A posted request.
+#[derive(Debug)]
+struct PostedPart {
+    number: u64,
+    transfer: u64,
+    blocks: usize,
+}
+
+/// Transfers by the copy service of a directory. After the service has ended, they are repeated by
+/// the next one: a service that was killed has copied all, a part or nothing.
+#[derive(Debug)]
+pub(crate) struct CopyClient<T> {
+    socket: PathBuf,
+    identity: ClientIdentity,
+    connection: Option<Connection>,
+    connections: u32,
+    /// Since when no service was found.
+    lost_since: Option<Instant>,
+    next_check: Instant,
+    closing: Arc<ClosingPairs>,
+    transfers: VecDeque<Transfer<T>>,
+    last_transfer: u64,
+    posted: VecDeque<PostedPart>,
+    posted_blocks: usize,
+    block_lists: BlockListPool,
+    /// Blocks of the request that is being posted.
+    part: Vec<Block>,
+}
+
+/// Why no copy service can be expected in a directory, without connecting to it.
+pub(crate) fn absence(directory: &Path) -> Option<String> {
+    let socket = socket_in(directory);
+    (!socket.exists()).then(|| {
+        let directory = directory.display();
+        format!("none listens in {directory}: run \"fabricast node --directory {directory}\"")
+    })
+}
+
+impl<T> CopyClient<T> {
+    pub(crate) fn new(directory: &Path, identity: ClientIdentity) -> Self {
+        Self {
+            socket: socket_in(directory),
+            identity,
+            connection: None,
+            connections: 0,
+            lost_since: None,
+            next_check: Instant::now(),
+            closing: Arc::new(ClosingPairs::new()),
+            transfers: VecDeque::new(),
+            last_transfer: 0,
+            posted: VecDeque::new(),
+            posted_blocks: 0,
+            block_lists: BlockListPool::default(),
+            part: Vec::new(),
+        }
+    }
+
+    /// Opens a pair: the service maps both memories.
+    pub(crate) fn open_pair(
+        &mut self,
+        local: &Arc<RegisteredRegion>,
+        remote: &RegionDescriptor,
+        end: Instant,
+    ) -> Result<Arc<ServicePair>> {
+        let end = end.min(ipc::deadline(ANSWER_TIMEOUT));
+        self.check_service();
+        if self.connection.is_none() {
+            self.connect(end).map_err(|error| error.at(&self.socket))?;
+        }
+        let pair = Arc::new(ServicePair {
+            local: Arc::clone(local),
+            remote: RegionName::of(remote),
+            opened: AtomicU64::new(0),
+            closing: Arc::clone(&self.closing),
+        });
+        if let Some(connection) = &mut self.connection {
+            connection.open(&pair, end).map_err(|error| error.at(&self.socket))?;
+        }
+        Ok(pair)
+    }
+
+    fn connect(&mut self, end: Instant) -> Result<()> {
+        let channel = Channel::connect(&self.socket, remaining(end)).during(CONNECT)?;
+        let user = channel.credentials().during(CONNECT)?.user;
+        if user != 0 && !self.identity.trusted_users.contains(&user) {
+            let detail = format!(
+                "the socket belongs to user {user}, who is not trusted. Add the user to the admission"
+            );
+            return Err(Error::new(CONNECT, ErrorKind::Denied, detail));
+        }
+        let hello = Request::Hello(self.identity.hello.clone()).encode();
+        let descriptors = [self.identity.pidfd.as_fd(), self.identity.doorbell.as_fd()];
+        channel.send(&hello, &descriptors, remaining(end)).during(CONNECT)?;
+        let message = channel.receive(remaining(end)).during(CONNECT)?;
+        match Reply::read(CONNECT, &message.bytes)? {
+            Reply::Welcome => {}
+            Reply::Refused(_, refusal) => return Err(refusal.into_error(CONNECT)),
+            Reply::Opened(_) => return Err(malformed(CONNECT, "expected a welcome")),
+        }
+        let Ok([pidfd, ring]) = <[_; 2]>::try_from(message.descriptors) else {
+            return Err(malformed(CONNECT, "expected two descriptors"));
+        };
+        let pidfd = PidFd::from_fd(pidfd).map_err(|e| malformed(CONNECT, e.to_string()))?;
+        let ring = ClientRing::open(ring)?;
+        self.connections += 1;
+        let (number, channel) = (self.connections, Arc::new(channel));
+        *lock(&self.closing.channel) = Some((number, Arc::clone(&channel)));
+        let offered = HashSet::new();
+        self.connection = Some(Connection { number, channel, pidfd, ring, last_pair: 0, offered });
+        self.lost_since = None;
+        Ok(())
+    }
+
+    /// Starts a transfer between the memories of a pair.
+    pub(crate) fn begin(
+        &mut self,
+        context: T,
+        pair: &Arc<ServicePair>,
+        operation: Operation,
+        blocks: Blocks<'_>,
+    ) {
+        self.last_transfer += 1;
+        self.transfers.push_back(Transfer {
+            context,
+            number: self.last_transfer,
+            pair: Arc::clone(pair),
+            operation,
+            all: self.block_lists.copy_blocks(blocks),
+            rest: self.block_lists.copy_blocks(blocks),
+            open_requests: 0,
+            losses: 0,
+            failure: None,
+        });
+        self.post();
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.transfers.is_empty()
+    }
+
+    /// The contexts of the transfers that are not complete.
+    pub(crate) fn in_flight(&self) -> impl Iterator<Item = &T> {
+        self.transfers.iter().map(|transfer| &transfer.context)
+    }
+
+    /// Is there something for [`progress`](Self::progress) now?
+    #[inline]
+    pub(crate) fn has_outcomes(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.ring.has_outcomes())
+    }
+
+    /// Passes completed transfers to `done`, and posts more requests. False if nothing changed.
+    pub(crate) fn progress(&mut self, mut done: impl FnMut(T, Result<()>)) -> bool {
+        if self.is_idle() {
+            return false;
+        }
+        if self.has_outcomes() {
+            self.take_outcomes();
+        }
+        let now = Instant::now();
+        if now >= self.next_check {
+            self.next_check = now + CHECK_INTERVAL;
+            self.closing.send_rest();
+            self.check_service();
+            self.reconnect(now);
+        }
+        self.post();
+        let mut has_moved = false;
+        while let Some(at) = self.transfers.iter().position(Transfer::is_over) {
+            let Some(transfer) = self.transfers.remove(at) else { break };
+            self.block_lists.recycle(transfer.all);
+            self.block_lists.recycle(transfer.rest);
+            done(transfer.context, transfer.failure.map_or(Ok(()), Err));
+            has_moved = true;
+        }
+        has_moved
+    }
+
+    /// Ends transfers: nothing more of them is posted, and posted requests are waited for until
+    /// `end`. Returns their contexts, and false if the service may still copy for one: its memory is
+    /// never freed then.
+    pub(crate) fn cancel(
+        &mut self,
+        is_cancelled: impl Fn(&T) -> bool,
+        end: Instant,
+    ) -> (Vec<T>, bool) {
+        let mut cancelled = Vec::new();
+        for transfer in &mut self.transfers {
+            if is_cancelled(&transfer.context) {
+                transfer.rest = BlockQueue::default();
+                transfer.all = BlockQueue::default();
+            }
+        }
+        let is_over = |transfer: &Transfer<T>| {
+            transfer.open_requests == 0 || !is_cancelled(&transfer.context)
+        };
+        while !self.transfers.iter().all(is_over) && Instant::now() < end {
+            if self.has_outcomes() {
+                self.take_outcomes();
+            }
+            self.check_service();
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        let mut is_settled = true;
+        for transfer in std::mem::take(&mut self.transfers) {
+            if !is_cancelled(&transfer.context) {
+                self.transfers.push_back(transfer);
+                continue;
+            }
+            if transfer.open_requests > 0 {
+                is_settled = false;
+                std::mem::forget(transfer.pair);
+            }
+            cancelled.push(transfer.context);
+        }
+        (cancelled, is_settled)
+    }
+
+    fn take_outcomes(&mut self) {
+        let Some(connection) = &mut self.connection else { return };
+        let (transfers, posted_blocks) = (&mut self.transfers, &mut self.posted_blocks);
+        self.posted.retain(|part| {
+            let Some(outcome) = connection.ring.outcome(part.number) else { return true };
+            *posted_blocks -= part.blocks;
+            let found = transfers.iter_mut().find(|transfer| transfer.number == part.transfer);
+            if let Some(transfer) = found {
+                transfer.open_requests -= 1;
+                if let Err(error) = outcome {
+                    transfer.failure.get_or_insert(error);
+                }
+            }
+            false
+        });
+    }
+
+    /// Posts requests while the ring has room.
+    fn post(&mut self) {
+        let Some(connection) = &mut self.connection else { return };
+        let mut has_posted = false;
+        'transfers: for transfer in &mut self.transfers {
+            if transfer.failure.is_some() || transfer.rest.is_empty() {
+                continue;
+            }
+            // It was opened by an earlier connection.
+            if !connection.has(&transfer.pair) {
+                let opened = connection.open(&transfer.pair, ipc::deadline(ANSWER_TIMEOUT));
+                match opened {
+                    Ok(()) => {}
+                    // The service ended meanwhile: the next one is asked.
+                    Err(_) if connection.channel.is_shut_down() && transfer.losses < MAX_LOSSES => {
+                        transfer.losses += 1;
+                        break;
+                    }
+                    Err(error) => {
+                        transfer.failure = Some(error.at(&self.socket));
+                        continue;
+                    }
+                }
+            }
+            let pair = transfer.pair.opened.load(Ordering::Acquire) as u32;
+            while !transfer.rest.is_empty() {
+                let oldest = self.posted.front().map(|oldest| oldest.number);
+                let has_entry =
+                    oldest.is_none_or(|oldest| connection.ring.posted() - oldest < DEPTH as u64);
+                if !has_entry || self.posted_blocks + MAX_PART_BLOCKS > MAX_POSTED_BLOCKS {
+                    break 'transfers;
+                }
+                self.part.clear();
+                self.part.extend(transfer.rest.by_ref().take(MAX_PART_BLOCKS));
+                let number = connection.ring.post(pair, transfer.operation, &self.part);
+                let (transfer_number, blocks) = (transfer.number, self.part.len());
+                self.posted.push_back(PostedPart { number, transfer: transfer_number, blocks });
+                self.posted_blocks += blocks;
+                transfer.open_requests += 1;
+                has_posted = true;
+            }
+        }
+        if has_posted {
+            connection.ring.ring();
+        }
+    }
+
+    /// Forgets a service that has ended, with all its copies.
+    fn check_service(&mut self) {
+        let is_idle = self.posted.is_empty();
+        let is_over = self.connection.as_ref().is_some_and(|connection| {
+            // A killed service copies until its process has ended, after its socket.
+            connection.ring.has_ended()
+                || connection.pidfd.has_exited()
+                || is_idle && connection.channel.is_shut_down()
+        });
+        if !is_over {
+            return;
+        }
+        if self.has_outcomes() {
+            self.take_outcomes();
+        }
+        let in_flight = self.posted.len();
+        tracing::warn!(in_flight, "the copy service has ended");
+        (self.connection, self.posted_blocks) = (None, 0);
+        self.posted.clear();
+        *lock(&self.closing.channel) = None;
+        for transfer in &mut self.transfers {
+            transfer.rest = transfer.all.clone();
+            transfer.open_requests = 0;
+        }
+    }
+
+    /// Connects to the next service, or fails the transfers if none starts in time.
+    fn reconnect(&mut self, now: Instant) {
+        if self.connection.is_some() || self.is_idle() {
+            return;
+        }
+        let since = *self.lost_since.get_or_insert(now);
+        let Err(error) = self.connect(now + ANSWER_TIMEOUT) else { return };
+        if now < since + RESTART_TIMEOUT && error.kind() != ErrorKind::Denied {
+            return;
+        }
+        for transfer in &mut self.transfers {
+            transfer.failure.get_or_insert_with(|| {
+                let detail = format!(
+                    "the service ended, and none was found for {RESTART_TIMEOUT:?}: {}. Start it, \
+                     or join again for another path",
+                    error.reason()
+                );
+                Error::new(COPY, ErrorKind::Closed, detail).at(&self.socket)
+            });
+        }
+        self.lost_since = None;
+    }
+}
+
+impl<T> Transfer<T> {
+    fn is_over(&self) -> bool {
+        self.open_requests == 0 && (self.failure.is_some() || self.rest.is_empty())
+    }
+}
+
+impl Connection {
+    /// Was the pair opened by this connection?
+    fn has(&self, pair: &ServicePair) -> bool {
+        pair.opened.load(Ordering::Acquire) >> 32 == u64::from(self.number)
+    }
+
+    fn open(&mut self, pair: &ServicePair, end: Instant) -> Result<()> {
+        let memory = pair.local.descriptor.number;
+        let mut is_offered = self.offered.contains(&memory);
+        loop {
+            match self.request(pair, is_offered, end) {
+                // It has unmapped the memory since.
+                Err(error) if is_offered && error.kind() == ErrorKind::Unknown => {
+                    is_offered = false;
+                }
+                Err(error) => return Err(error),
+                Ok(()) => break,
+            }
+        }
+        self.offered.insert(memory);
+        let opened = u64::from(self.number) << 32 | u64::from(self.last_pair);
+        pair.opened.store(opened, Ordering::Release);
+        Ok(())
+    }
+
+    fn request(&mut self, pair: &ServicePair, is_offered: bool, end: Instant) -> Result<()> {
+        self.last_pair += 1;
+        let (buffer, RegionDescriptor { number, agent, .. }) =
+            (&pair.local.buffer, &pair.local.descriptor);
+        let described = match is_offered {
+            true => None,
+            false => Some(RegionDescriptor {
+                number: *number,
+                rights: Rights::ALL,
+                ..buffer.describe(*agent)?
+            }),
+        };
+        let local = described.as_ref().map(RegionDescriptor::encode).transpose()?;
+        let opening =
+            Opening { pair: self.last_pair, memory: *number, local, remote: pair.remote.clone() };
+        self.send(&Request::Open(opening), &[], end)?;
+        let total = described.as_ref().map_or(0, |described| described.pieces);
+        let mut first = 0;
+        while first < total {
+            // A few at a time: the number of descriptors of a process is limited.
+            let next = total.min(first + MAX_PIECES_PER_MESSAGE as u32);
+            let exported = (first..next).map(|piece| buffer.export(piece, Rights::ALL));
+            let (files, lengths): (Vec<_>, _) =
+                exported.collect::<Result<Vec<_>>>()?.into_iter().unzip();
+            let pieces = OfferedPieces { total, bytes: buffer.exported_bytes(), lengths };
+            self.send(&Request::Pieces(pieces), &files, end)?;
+            first = next;
+        }
+        loop {
+            let message = self.channel.receive(remaining(end)).during(OPEN)?;
+            match Reply::read(OPEN, &message.bytes)? {
+                Reply::Opened(opened) if opened == self.last_pair => return Ok(()),
+                Reply::Refused(refused, refusal) if refused == self.last_pair => {
+                    return Err(refusal.into_error(OPEN));
+                }
+                // Of a request that was given up.
+                Reply::Opened(_) | Reply::Refused(..) => {}
+                Reply::Welcome => return Err(malformed(OPEN, "second welcome")),
+            }
+        }
+    }
+
+    fn send(&self, request: &Request, files: &[OwnedFd], end: Instant) -> Result<()> {
+        let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        self.channel.send(&request.encode(), &files, remaining(end)).during(OPEN)
+    }
+}

@@ -1,0 +1,23 @@
+//! What processes send to the copy service of their machine, and its client.
+//!
+//! The service sees all devices, and copies between memories that their owners exported. A client
+//! opens *pairs* of memory over a Unix socket. Then it posts requests to a ring in shared memory, and
+//! the service writes their outcomes there: no system call is needed while both are busy.
+
+mod client;
+mod protocol;
+mod request_ring;
+
+use std::path::{Path, PathBuf};
+
+pub(crate) use client::{ClientIdentity, CopyClient, ServicePair, absence};
+pub(crate) use protocol::{ClientHello, OfferedPieces, Opening, RegionName, Reply, Request};
+pub(crate) use request_ring::{PostedRequest, ServiceRing};
+
+/// The name of the service's socket in the directory that it shares with its clients.
+const SOCKET: &str = "copy-service";
+
+/// The socket of the copy service of a directory.
+pub(crate) fn socket_in(directory: &Path) -> PathBuf {
+    directory.join(SOCKET)
+}

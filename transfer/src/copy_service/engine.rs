@@ -1,0 +1,368 @@
+//! The thread that copies for all clients.
+//!
+//! Requests between the same two devices share a stream in each direction, and short ones have one
+//! of their own. A stream serves its clients in turn by bytes, with a few pieces in flight.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use gpu::{CopyMethod, DeviceName, Pause};
+use ipc::WaitStrategy;
+use threads::{ExactTimer, lock};
+
+use super::Shared;
+use super::clients::{Client, Pair, PairState};
+use super::fair_queue::{FairQueue, Piece, QueuedRequest, TURN};
+use crate::blocks::Blocks;
+use crate::copy_queue::{CopyQueue, CopyRequest};
+use crate::copy_requests::PostedRequest;
+use crate::error::{Error, ErrorKind, Result};
+use crate::path::Operation;
+
+const COPY: &str = "copy for client";
+/// Requests with fewer bytes do not wait behind larger ones.
+const SMALL_REQUEST: u64 = 1 << 20;
+/// Bytes in flight on a stream, so that the device is not idle between pieces.
+const MAX_BYTES_IN_FLIGHT: u64 = 4 * TURN;
+/// Pieces in flight on a stream.
+const MAX_PIECES_IN_FLIGHT: usize = 64;
+/// How long the thread polls after it was busy: a client often has the next request at once.
+const SPIN: Duration = Duration::from_micros(25);
+/// How often mappings of regions are checked whose owner may be gone.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(50);
+const IDLE_INTERVAL: Duration = Duration::from_secs(1);
+/// How long the end of the service waits for copies.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Which device copies, the other memory's device, the direction, and whether requests are short.
+type LaneKey = (DeviceName, Option<DeviceName>, bool, bool);
+
+/// A stream with the requests that wait for it.
+struct Lane {
+    waiting: FairQueue,
+    copies: CopyQueue<PieceInFlight>,
+    pieces: usize,
+    bytes: u64,
+}
+
+struct PieceInFlight {
+    client: u64,
+    request: u64,
+    bytes: u64,
+}
+
+/// A request without an outcome.
+struct ActiveRequest {
+    pair: Arc<Pair>,
+    operation: Operation,
+    /// Number of the copy in the session with the owner.
+    copy: u64,
+    pieces: usize,
+    is_submitted: bool,
+    failure: Option<(ErrorKind, String)>,
+}
+
+struct EngineClient {
+    client: Arc<Client>,
+    active: HashMap<u64, ActiveRequest>,
+    /// It did not keep to the protocol, and is not served any more.
+    is_refused: bool,
+}
+
+pub(super) struct Engine {
+    shared: Arc<Shared>,
+    clients: HashMap<u64, EngineClient>,
+    seen_changes: u64,
+    lanes: HashMap<LaneKey, Lane>,
+    busy_until: Instant,
+    next_sweep: Instant,
+    has_pairs: bool,
+}
+
+impl Engine {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        let now = Instant::now();
+        Self {
+            shared,
+            clients: HashMap::new(),
+            seen_changes: 0,
+            lanes: HashMap::new(),
+            busy_until: now,
+            next_sweep: now,
+            has_pairs: false,
+        }
+    }
+
+    /// Copies until the service ends.
+    pub(super) fn run(mut self) {
+        while !self.shared.is_over.load(Ordering::Acquire) {
+            if self.progress(true) {
+                self.busy_until = Instant::now() + SPIN;
+            } else {
+                self.pause();
+            }
+        }
+        self.end();
+    }
+
+    /// Waits for copies in flight, and tells the clients that none is.
+    fn end(mut self) {
+        let end = Instant::now() + END_TIMEOUT;
+        while self.lanes.values().any(|lane| lane.pieces > 0) && Instant::now() < end {
+            if !self.progress(false) {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+        let has_ended = self.lanes.values().all(|lane| lane.pieces == 0);
+        for EngineClient { client, .. } in self.clients.values().filter(|_| has_ended) {
+            lock(&client.ring).end();
+            client.doorbell.ring();
+        }
+    }
+
+    /// False if nothing changed.
+    fn progress(&mut self, takes_requests: bool) -> bool {
+        let mut has_moved = self.update_clients();
+        if takes_requests {
+            has_moved |= self.take_requests();
+        }
+        let keys: Vec<_> = self.lanes.keys().copied().collect();
+        for key in keys {
+            has_moved |= self.complete(key);
+            has_moved |= takes_requests && self.submit(key);
+        }
+        let now = Instant::now();
+        if now >= self.next_sweep {
+            self.next_sweep = now + SWEEP_INTERVAL;
+            self.has_pairs = false;
+            for connected in self.clients.values() {
+                self.has_pairs |= connected.client.end_stale_pairs();
+            }
+            self.drop_idle_lanes();
+        }
+        has_moved
+    }
+
+    /// Adds clients that connected, and forgets those that left, after their copies.
+    fn update_clients(&mut self) -> bool {
+        let Some(all) = self.shared.clients.changed(&mut self.seen_changes) else { return false };
+        for client in all {
+            self.clients.entry(client.number).or_insert_with(|| EngineClient {
+                client,
+                active: HashMap::new(),
+                is_refused: false,
+            });
+        }
+        for (number, left) in self.clients.iter_mut().filter(|(_, it)| it.client.has_left()) {
+            self.lanes.values_mut().for_each(|lane| lane.waiting.remove(*number).for_each(drop));
+            left.active.retain(|_, request| {
+                request.is_submitted = true;
+                let has_ended = request.pieces == 0;
+                if has_ended {
+                    request.pair.owner.end_copy(request.copy);
+                }
+                !has_ended
+            });
+        }
+        self.clients.retain(|_, it| !(it.client.has_left() && it.active.is_empty()));
+        true
+    }
+
+    fn take_requests(&mut self) -> bool {
+        let mut has_any = false;
+        let mut taken = Vec::new();
+        for (number, connected) in &mut self.clients {
+            if connected.is_refused {
+                continue;
+            }
+            let mut ring = lock(&connected.client.ring);
+            loop {
+                match ring.take() {
+                    Ok(Some(request)) => taken.push((*number, request)),
+                    Ok(None) => break,
+                    Err(error) => {
+                        let client = &connected.client.label;
+                        tracing::warn!(client, %error, "a client of the copy service is refused");
+                        connected.is_refused = true;
+                        break;
+                    }
+                }
+            }
+        }
+        for (client, request) in taken {
+            has_any = true;
+            let number = request.number;
+            if let Err(error) = self.accept(client, request) {
+                self.report(client, number, Err((error.kind(), error.reason())));
+            }
+        }
+        has_any
+    }
+
+    /// Checks a request against what the owners exported, and queues it.
+    fn accept(&mut self, client: u64, request: PostedRequest) -> Result<()> {
+        let refused = |kind, detail: String| Err(Error::new(COPY, kind, detail));
+        let Some(connected) = self.clients.get_mut(&client) else { return Ok(()) };
+        let PostedRequest { number, pair, operation, blocks } = request;
+        let pair = match connected.client.pair(pair) {
+            Some(PairState::Open(pair)) => pair,
+            Some(PairState::Ended(kind, cause)) => return refused(kind, cause.to_owned()),
+            None => return refused(ErrorKind::Unknown, format!("pair {pair} is not open")),
+        };
+        if !pair.rights.permit(operation) {
+            let detail = "the region's rights do not allow it";
+            return refused(ErrorKind::NotAllowed, detail.to_owned());
+        }
+        let (to, from) = operation.to_and_from(pair.local.length(), pair.remote_length);
+        let bytes = match Blocks::from(&blocks).check(to, from) {
+            Ok(bytes) => bytes,
+            Err(detail) => return refused(ErrorKind::OutOfBounds, detail),
+        };
+        let copy = match pair.owner.begin_copy(pair.region) {
+            Ok(copy) => copy,
+            Err((kind, cause)) => return refused(kind, cause.to_owned()),
+        };
+        if bytes == 0 {
+            pair.owner.end_copy(copy);
+            self.report(client, number, Ok(()));
+            return Ok(());
+        }
+        let device = pair.device.name();
+        let is_put = operation == Operation::Put;
+        let lane_key = (device, pair.remote.device(), is_put, bytes < SMALL_REQUEST);
+        let lane = match self.lanes.entry(lane_key) {
+            std::collections::hash_map::Entry::Occupied(lane) => lane.into_mut(),
+            std::collections::hash_map::Entry::Vacant(slot) => {
+                let copies = CopyQueue::new(&pair.device).inspect_err(|_| {
+                    pair.owner.end_copy(copy);
+                })?;
+                slot.insert(Lane { waiting: FairQueue::default(), copies, pieces: 0, bytes: 0 })
+            }
+        };
+        let blocks = blocks.into_iter().filter(|block| block.length > 0).collect();
+        lane.waiting.push(client, QueuedRequest { number, blocks });
+        let active =
+            ActiveRequest { pair, operation, copy, pieces: 0, is_submitted: false, failure: None };
+        connected.active.insert(number, active);
+        Ok(())
+    }
+
+    /// Starts pieces on a stream while it has room.
+    fn submit(&mut self, key: LaneKey) -> bool {
+        let Some(lane) = self.lanes.get_mut(&key) else { return false };
+        let mut has_any = false;
+        while lane.pieces < MAX_PIECES_IN_FLIGHT && lane.bytes < MAX_BYTES_IN_FLIGHT {
+            let Some(piece) = lane.waiting.next() else { break };
+            let Piece { client, request, blocks, bytes, is_last } = piece;
+            let active = self.clients.get_mut(&client).and_then(|it| it.active.get_mut(&request));
+            let Some(active) = active else { continue };
+            let (to, from) = active.pair.ends(active.operation);
+            let (to, from) = (to.whole(), from.whole());
+            let blocks = Blocks::from(&blocks);
+            let by = CopyMethod::Best;
+            let in_flight = PieceInFlight { client, request, bytes };
+            lane.copies.push(in_flight, bytes, CopyRequest::new(&to, &from, blocks, by));
+            lane.pieces += 1;
+            lane.bytes += bytes;
+            active.pieces += 1;
+            active.is_submitted = is_last;
+            has_any = true;
+        }
+        has_any
+    }
+
+    /// Handles the pieces that a stream has completed.
+    fn complete(&mut self, key: LaneKey) -> bool {
+        let Some(lane) = self.lanes.get_mut(&key) else { return false };
+        let mut done = Vec::new();
+        lane.copies.progress(|piece, outcome| done.push((piece, outcome)));
+        for (piece, outcome) in &done {
+            lane.pieces -= 1;
+            lane.bytes -= piece.bytes;
+            if outcome.is_err() {
+                lane.waiting.remove_request(piece.client, piece.request);
+            }
+        }
+        let has_any = !done.is_empty();
+        for (piece, outcome) in done {
+            self.shared.count(piece.bytes);
+            self.complete_piece(&piece, outcome);
+        }
+        has_any
+    }
+
+    fn complete_piece(&mut self, piece: &PieceInFlight, outcome: Result<()>) {
+        let PieceInFlight { client, request, .. } = *piece;
+        let Some(connected) = self.clients.get_mut(&client) else { return };
+        let Some(active) = connected.active.get_mut(&request) else { return };
+        active.pieces -= 1;
+        if let Err(error) = outcome {
+            // The rest is not started.
+            active.is_submitted = true;
+            active.failure.get_or_insert((error.kind(), error.reason()));
+        }
+        if active.pieces > 0 || !active.is_submitted {
+            return;
+        }
+        let Some(active) = connected.active.remove(&request) else { return };
+        active.pair.owner.end_copy(active.copy);
+        if !connected.client.has_left() {
+            self.report(client, request, active.failure.map_or(Ok(()), Err));
+        } else if connected.active.is_empty() {
+            self.clients.remove(&client);
+        }
+    }
+
+    /// Writes the outcome of a request, and wakes its client.
+    fn report(
+        &mut self,
+        client: u64,
+        request: u64,
+        outcome: std::result::Result<(), (ErrorKind, String)>,
+    ) {
+        if let Some(EngineClient { client, .. }) = self.clients.get(&client) {
+            lock(&client.ring).finish(request, outcome);
+            client.doorbell.ring();
+        }
+    }
+
+    fn pause(&mut self) {
+        let now = Instant::now();
+        let look = self.lanes.values().filter_map(|lane| lane.copies.pause(now)).min();
+        let interval = if self.has_pairs { SWEEP_INTERVAL } else { IDLE_INTERVAL };
+        let until = match look {
+            _ if now < self.busy_until => return std::hint::spin_loop(),
+            Some(Pause::Spin) => return std::hint::spin_loop(),
+            Some(Pause::Until(look)) => look,
+            None => now + interval,
+        };
+        let _exact = look.map(|_| ExactTimer::set());
+        // The clients' doorbells, then a last look at their rings, then this thread's own doorbell.
+        for connected in self.clients.values() {
+            let ring = lock(&connected.client.ring);
+            if let Some(doorbell) = ring.doorbell() {
+                doorbell.announce_waiter();
+            }
+        }
+        let shared = &self.shared;
+        let (clients, seen) = (&self.clients, self.seen_changes);
+        let has_work = || {
+            let has_posted =
+                |it: &EngineClient| !it.is_refused && lock(&it.client.ring).has_posted();
+            let is_over = shared.is_over.load(Ordering::Acquire);
+            (is_over || shared.clients.has_changed(seen) || clients.values().any(has_posted))
+                .then_some(())
+        };
+        shared.signal.wait(&mut WaitStrategy::Block, until, has_work);
+    }
+
+    /// Ends streams that no pair uses: each keeps resources of its device.
+    fn drop_idle_lanes(&mut self) {
+        if self.has_pairs {
+            return;
+        }
+        self.lanes.retain(|_, lane| lane.pieces > 0);
+    }
+}
