@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 
 pub(crate) use client::{ClientIdentity, CopyClient, ServicePair, absence};
 pub(crate) use protocol::{ClientHello, OfferedPieces, Opening, RegionName, Reply, Request};
+#[cfg(test)]
+pub(crate) use request_ring::ClientRing;
 pub(crate) use request_ring::{PostedRequest, ServiceRing};
 
 /// The name of the service's socket in the directory that it shares with its clients.

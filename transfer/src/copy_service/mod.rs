@@ -20,6 +20,8 @@ mod engine;
 mod fair_queue;
 mod openings;
 mod owners;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::path::{Path, PathBuf};

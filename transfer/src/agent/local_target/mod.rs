@@ -126,7 +126,7 @@ impl LocalTarget {
     }
 
     /// What an initiator opens: region table and doorbell.
-    pub(super) fn shared_files(
+    pub(crate) fn shared_files(
         &self,
     ) -> std::result::Result<(OwnedFd, BorrowedFd<'_>), SegmentError> {
         Ok((self.region_table.read_only()?, self.doorbell_segment.as_fd()))

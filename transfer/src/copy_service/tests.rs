@@ -1,0 +1,263 @@
+//! A service, an agent with a region, and clients that use only messages and the ring.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicU32;
+
+use gpu::{Block, Device, Memory};
+use ipc::{Channel, PidFd, Segment, Words};
+
+use super::*;
+use crate::agent::{Agent, AgentOptions, LocalTarget};
+use crate::copy_requests::{
+    ClientHello, ClientRing, OfferedPieces, Opening, RegionName, Reply, Request,
+};
+use crate::path::Operation;
+use crate::region::{Buffer, Region, RegionDescriptor, Rights};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+const LENGTH: u64 = 4 << 20;
+
+struct Setting {
+    directory: PathBuf,
+    service: CopyService,
+    owner: Agent,
+    device: Device,
+}
+
+impl Setting {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("fabricast-copy-service-{}-{number}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&directory).unwrap();
+        let service = CopyService::start(&directory, Admission::own_user()).unwrap();
+        let owner = Agent::start(AgentOptions::new("owner").directory(&directory)).unwrap();
+        let device = Device::open("emulated:0".parse().unwrap()).unwrap();
+        Self { directory, service, owner, device }
+    }
+
+    fn memory(&self) -> Memory {
+        self.device.allocate_shared(LENGTH, &[]).unwrap()
+    }
+
+    fn region(&self, rights: Rights) -> Region {
+        self.owner.register(self.memory(), rights).unwrap()
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// A client of its own making.
+struct RawClient {
+    channel: Channel,
+    ring: ClientRing,
+    ring_segment: OwnedFd,
+    memory: Memory,
+    next_pair: u32,
+    _local_target: LocalTarget,
+}
+
+impl RawClient {
+    fn connect(setting: &Setting) -> Self {
+        let local_target = LocalTarget::new("raw".to_owned(), Admission::own_user()).unwrap();
+        let channel = Channel::connect(setting.service.socket(), TIMEOUT).unwrap();
+        let hello = ClientHello { identity: [7; 16], label: "raw".to_owned() };
+        let pidfd = PidFd::of_this_process().unwrap();
+        let doorbell = local_target.shared_files().unwrap().1;
+        let descriptors = [pidfd.as_fd(), doorbell];
+        channel.send(&Request::Hello(hello).encode(), &descriptors, TIMEOUT).unwrap();
+        let mut message = channel.receive(TIMEOUT).unwrap();
+        assert_eq!(Reply::read("test", &message.bytes).unwrap(), Reply::Welcome);
+        let ring_segment = message.descriptors.pop().unwrap();
+        let ring = ClientRing::open(ring_segment.try_clone().unwrap()).unwrap();
+        let memory = setting.memory();
+        Self { channel, ring, ring_segment, memory, next_pair: 1, _local_target: local_target }
+    }
+
+    fn described(&self) -> RegionDescriptor {
+        let described = Buffer::from(&self.memory).describe([7; 16]).unwrap();
+        RegionDescriptor { rights: Rights::ALL, ..described }
+    }
+
+    /// Requests a pair with memory that is described like this, and returns the outcome.
+    fn open(
+        &mut self,
+        local: &RegionDescriptor,
+        remote: RegionName,
+        files: Option<Vec<OwnedFd>>,
+    ) -> std::result::Result<u32, ErrorKind> {
+        let pair = self.next_pair;
+        self.next_pair += 1;
+        let described = local.encode().unwrap();
+        let opening = Opening { pair, memory: u64::from(pair), local: Some(described), remote };
+        self.channel.send(&Request::Open(opening).encode(), &[], TIMEOUT).unwrap();
+        let files = files.unwrap_or_else(|| {
+            (0..local.pieces as usize).map(|at| self.memory.export_piece(at).unwrap().0).collect()
+        });
+        if !files.is_empty() {
+            let lengths = vec![LENGTH; files.len()];
+            let pieces = OfferedPieces { total: local.pieces, bytes: LENGTH, lengths };
+            let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+            let _ = self.channel.send(&Request::Pieces(pieces).encode(), &files, TIMEOUT);
+        }
+        let reply = self.channel.receive(TIMEOUT).map_err(|_| ErrorKind::Closed)?;
+        match Reply::read("test", &reply.bytes).unwrap() {
+            Reply::Opened(opened) => {
+                assert_eq!(opened, pair);
+                Ok(pair)
+            }
+            Reply::Refused(_, refusal) => Err(refusal.into_error("test").kind()),
+            Reply::Welcome => panic!("a second welcome"),
+        }
+    }
+
+    fn open_with(&mut self, region: &Region) -> u32 {
+        let described = self.described();
+        self.open(&described, RegionName::of(region.descriptor()), None).unwrap()
+    }
+
+    fn copy(&mut self, pair: u32, operation: Operation, block: Block) -> Result<()> {
+        let number = self.ring.post(pair, operation, &[block]);
+        self.ring.ring();
+        let end = ipc::deadline(TIMEOUT);
+        loop {
+            if let Some(outcome) = self.ring.outcome(number) {
+                return outcome;
+            }
+            assert!(crate::remaining(end) > Duration::ZERO, "no outcome");
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    fn refused_copy(&mut self, pair: u32, operation: Operation, block: Block) -> ErrorKind {
+        self.copy(pair, operation, block).unwrap_err().kind()
+    }
+}
+
+const BLOCK: Block = Block { to: 8, from: 16, length: 4096 };
+
+#[test]
+fn each_request_is_checked_against_the_exported_region() {
+    let setting = Setting::new();
+    let [all, read] = [Rights::ALL, Rights::READ].map(|rights| setting.region(rights));
+    let mut client = RawClient::connect(&setting);
+    let (pair, read_only) = (client.open_with(&all), client.open_with(&read));
+    client.copy(pair, Operation::Put, BLOCK).unwrap();
+    client.copy(read_only, Operation::Get, BLOCK).unwrap();
+    let refused = |client: &mut RawClient, pair, operation, block| {
+        client.refused_copy(pair, operation, block)
+    };
+    assert_eq!(refused(&mut client, read_only, Operation::Put, BLOCK), ErrorKind::NotAllowed);
+    assert_eq!(refused(&mut client, 77, Operation::Put, BLOCK), ErrorKind::Unknown);
+    for outside in [
+        Block { to: LENGTH, ..BLOCK },
+        Block { from: LENGTH - 4095, ..BLOCK },
+        Block { to: u64::MAX, ..BLOCK },
+        Block { length: u64::MAX, ..BLOCK },
+    ] {
+        for operation in [Operation::Put, Operation::Get] {
+            assert_eq!(refused(&mut client, pair, operation, outside), ErrorKind::OutOfBounds);
+        }
+    }
+    client.copy(pair, Operation::Put, Block { length: 0, ..BLOCK }).unwrap();
+    client.channel.send(&Request::Close(pair).encode(), &[], TIMEOUT).unwrap();
+    while client.copy(pair, Operation::Get, BLOCK).is_ok() {}
+    drop(all);
+}
+
+#[test]
+fn region_is_opened_only_with_its_ticket() {
+    let setting = Setting::new();
+    let region = setting.region(Rights::ALL);
+    let mut client = RawClient::connect(&setting);
+    let described = client.described();
+    let name = || RegionName::of(region.descriptor());
+    for (remote, expected) in [
+        (RegionName { ticket: 1, ..name() }, ErrorKind::Stale),
+        (RegionName { number: 900, ..name() }, ErrorKind::Stale),
+        (RegionName { agent: [9; 16], ..name() }, ErrorKind::Failed),
+    ] {
+        let refused = client.open(&described, remote, None).unwrap_err();
+        assert_eq!(refused, expected);
+    }
+    let opened = client.open(&described, name(), None).unwrap();
+    client.copy(opened, Operation::Put, BLOCK).unwrap();
+}
+
+#[test]
+fn false_descriptions_of_local_memory_are_refused() {
+    let setting = Setting::new();
+    let region = setting.region(Rights::ALL);
+    let mut client = RawClient::connect(&setting);
+    let good = client.described();
+    let null = || -> OwnedFd { std::fs::File::open("/dev/null").unwrap().into() };
+    let other = Device::open("emulated:1".parse().unwrap()).unwrap();
+    for (described, files) in [
+        (RegionDescriptor { length: LENGTH + 1, ..good.clone() }, None),
+        (RegionDescriptor { length: u64::MAX, ..good.clone() }, None),
+        (RegionDescriptor { offset: u64::MAX, ..good.clone() }, None),
+        (RegionDescriptor { device: Some(other.properties().uuid), ..good.clone() }, None),
+        (good.clone(), Some(vec![null()])),
+    ] {
+        // A description that cannot be decoded ends the connection.
+        let mut client = RawClient::connect(&setting);
+        let remote = RegionName::of(region.descriptor());
+        let refused = client.open(&described, remote, files);
+        assert!(refused.is_err(), "{described:?}");
+    }
+    let pair = client.open_with(&region);
+    client.copy(pair, Operation::Put, BLOCK).unwrap();
+    // More pieces than described: the connection ends.
+    let files = vec![null(), null()];
+    let remote = RegionName::of(region.descriptor());
+    assert!(client.open(&good, remote, Some(files)).is_err());
+    assert!(client.channel.receive(TIMEOUT).is_err());
+}
+
+#[test]
+fn client_that_writes_garbage_disturbs_no_other() {
+    let setting = Setting::new();
+    let region = setting.region(Rights::ALL);
+    let mut good = RawClient::connect(&setting);
+    let pair = good.open_with(&region);
+    for at in [8, 64, 65, 70] {
+        let bad = RawClient::connect(&setting);
+        let layout = ipc::Layout::new("copy requests", 1);
+        let words = Segment::open(bad.ring_segment.try_clone().unwrap(), layout).unwrap().words();
+        for word in 0..words.count() {
+            if word == at || at == 70 {
+                words.store(word, u64::MAX, Ordering::SeqCst);
+            }
+        }
+        words.store(8, 1, Ordering::SeqCst);
+        bad.ring.ring();
+        good.copy(pair, Operation::Put, BLOCK).unwrap();
+        // Garbage at the socket.
+        let _ = bad.channel.send(&[1, 99, 3], &[], TIMEOUT);
+        good.copy(pair, Operation::Get, BLOCK).unwrap();
+    }
+    let idle: Vec<_> =
+        (0..100).filter_map(|_| Channel::connect(setting.service.socket(), TIMEOUT).ok()).collect();
+    good.copy(pair, Operation::Get, BLOCK).unwrap();
+    let again = RawClient::connect(&setting);
+    while setting.service.clients() < 2 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop((idle, again));
+    while setting.service.clients() > 1 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(setting.service.copied_bytes(), 9 * BLOCK.length);
+}
+
+#[test]
+fn second_service_of_a_directory_is_refused() {
+    let setting = Setting::new();
+    let error = CopyService::start(&setting.directory, Admission::own_user()).unwrap_err();
+    assert!(error.to_string().contains("another process listens there"), "{error}");
+}
