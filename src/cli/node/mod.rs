@@ -8,6 +8,7 @@ use std::time::Duration;
 use pubsub::{ErrorKind, NetworkOptions, Node, Row, ServiceMode, TopicSettings};
 use serde_json::{Value, json};
 use tracing_subscriber::filter::LevelFilter;
+use transfer::{Admission, CopyService};
 
 use self::notify::ServiceManager;
 use super::exit::{Exit, Failure, Result};
@@ -28,6 +29,9 @@ const TAKEOVER_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// If one of them serves the node already, it hands it over at once, and messages continue
 /// meanwhile. Where another `fabricast node` serves it, this one ends and names it. A provider that
 /// cannot replicate messages to other nodes ends it, too.
+///
+/// It also runs the copy service of its directory: agents that cannot map each other's memory, such as
+/// those of pods with one GPU each, let it copy. It opens a GPU when it is first asked to.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Log level on standard error: off, error, warn, info, debug or trace [default:
@@ -38,6 +42,15 @@ pub(crate) struct Arguments {
     /// "fabricast topics --json", its directory, and why it does not reach other nodes
     #[arg(long)]
     json: bool,
+    /// Run no copy service
+    #[arg(long)]
+    no_copy_service: bool,
+    /// Let the copy service copy for agents of this user, too, by its number; several times for several
+    #[arg(long, value_name = "UID", conflicts_with = "no_copy_service")]
+    copy_for_user: Vec<u32>,
+    /// Let the copy service copy for agents of this group, too, by its number; several times for several
+    #[arg(long, value_name = "GID", conflicts_with = "no_copy_service")]
+    copy_for_group: Vec<u32>,
     #[command(flatten)]
     settings: Options<NODE_SETTINGS>,
 }
@@ -76,12 +89,34 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Err(failure) if failure.exit() == interrupted().exit() => return Ok(()),
         joined => joined?,
     };
+    let copy_service = start_copy_service(arguments, &settings.node.directory);
     let directory = arguments.json.then_some(&*settings.node.directory);
     let served = serve(&node, &signals, &manager, directory);
+    drop(copy_service);
     manager.notify_stopping();
     tracing::info!("leaving the node; another member, if any, becomes its service");
     drop(node);
     served
+}
+
+/// Starts the copy service, unless it is switched off. Without it topics work all the same.
+fn start_copy_service(arguments: &Arguments, directory: &Path) -> Option<CopyService> {
+    if arguments.no_copy_service {
+        return None;
+    }
+    let mut admission = Admission::own_user();
+    admission.users.extend(&arguments.copy_for_user);
+    admission.groups.extend(&arguments.copy_for_group);
+    match CopyService::start(directory, admission) {
+        Ok(service) => {
+            tracing::info!(socket = %service.socket().display(), "copying for agents");
+            Some(service)
+        }
+        Err(error) => {
+            tracing::warn!(%error, "no copy service: agents use their other paths");
+            None
+        }
+    }
 }
 
 /// Status of the node's service, for the log and for systemd.
