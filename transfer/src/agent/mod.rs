@@ -324,7 +324,7 @@ impl Agent {
     /// fabric.
     pub fn inspect(&mut self, card: &[u8], timeout: Duration) -> Result<PeerId> {
         check_fork(self.fork_generation, CONNECT)?;
-        let card = AgentCard::decode(card)?;
+        let card = self.with_visible_socket(AgentCard::decode(card)?);
         let end = ipc::deadline(timeout);
         // The socket may not be visible here: it must not use up the whole timeout.
         let for_socket = if self.remote_transport.reaches(&card) { timeout / 2 } else { timeout };
@@ -342,6 +342,21 @@ impl Agent {
             return Err(error);
         }
         Ok(PeerId(number))
+    }
+
+    /// The card with the socket in this agent's directory, if its path exists there only: containers
+    /// may mount the common directory at different paths.
+    fn with_visible_socket(&self, card: AgentCard) -> AgentCard {
+        let Some(socket) = card.socket.as_deref().filter(|socket| !agent_files::exists(socket))
+        else {
+            return card;
+        };
+        let own = self.local_server.as_ref().and_then(|server| server.socket().parent());
+        let here = own.zip(socket.file_name()).map(|(directory, name)| directory.join(name));
+        match here.filter(|here| agent_files::exists(here)) {
+            Some(here) => AgentCard { socket: Some(here), ..card },
+            None => card,
+        }
     }
 
     /// Removes a peer without operations.

@@ -23,6 +23,7 @@ mod moves;
 mod orders;
 mod own_memory;
 mod peer_process;
+mod pods;
 mod rails;
 mod spinning;
 mod unreachable;

@@ -12,7 +12,7 @@ use crate::fixture::{
     DROP_AGENT, END, FILL, PUT_SLOWLY, REPLY, SLEEP, SUM, WITHDRAW, fill_buffer, notice,
     other_device, read, sum_of_buffer, with_cables, with_rails, write,
 };
-use crate::{cables, copy_service, devices, direct, orders};
+use crate::{cables, copy_service, devices, direct, orders, pods};
 
 /// Allocates memory according to a role.
 fn memory(role: &str, device: &Device) -> Buffer {
@@ -76,6 +76,9 @@ fn enter(words: &[&str]) {
         "copy service" => return copy_service::serve(directory),
         "owner of a region" => return copy_service::own(directory),
         "client of the copy service" => return copy_service::load(directory),
+        "pod of the service" => return pods::service(directory),
+        "pod of the owner" => return pods::owner(directory),
+        "pod of the initiator" => return pods::initiator(directory),
         "setting of environment" => return direct::setting_of_environment(),
         _ => {}
     }
