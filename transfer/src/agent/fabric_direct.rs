@@ -52,7 +52,7 @@ impl Agent {
         let Some(local_end) = local.local_end()? else { return Ok(()) };
         let (by, device) = ((number, &self.peers), local.local_device()?);
         let ends = (local, &remote.into());
-        let found = (device, self.copy_service_state());
+        let found = (device, self.copy_service_state(number));
         let (facts, _) = explain::facts(Operation::Put, ends, found, by, &self.remote_transport)?;
         let policy = Policy { require: vec![Path::FabricDirect], ..Policy::default() };
         if may_be_direct(&facts, &policy) {

@@ -1,6 +1,7 @@
 //! Connecting to peers, and joining regions: these need peers, rails and mapped memory, and the
 //! agent makes progress while it waits.
 
+use std::path::Path as FilePath;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use super::peers::Peer;
 use super::remote_transport::{DirectKeys, LinkCounts, RemoteTransport, RouteLane};
 use super::route::{DataMover, Route};
 use super::{Agent, CONNECT, JOIN, PeerId};
-use crate::copy_requests::{self, CopyClient, ServicePair};
+use crate::copy_requests;
 use crate::device_memory::FabricFacts;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::path::{
@@ -83,7 +84,7 @@ impl Agent {
         let local_device = local.local_device()?;
         let by = (peer.0, &self.peers);
         let ends = (local, remote);
-        let local = (local_device, self.copy_service_state());
+        let local = (local_device, self.copy_service_state(peer.0));
         let (facts, _) = explain::facts(operation, ends, local, by, &self.remote_transport)?;
         Ok(choose(&facts, policy))
     }
@@ -190,7 +191,7 @@ impl Agent {
         let local_device = local.buffer.memory().map(|memory| memory.mapped_for().clone());
         let ends = (&MemoryAttributes::from(region), &MemoryAttributes::from(&remote));
         let by = (number, &self.peers);
-        let found = (local_device, self.copy_service_state());
+        let found = (local_device, self.copy_service_state(number));
         let (mut facts, device) =
             explain::facts(Operation::Put, ends, found, by, &self.remote_transport)?;
         loop {
@@ -204,8 +205,8 @@ impl Agent {
             };
             let made = prepared.and_then(|keys| {
                 if path == Path::ServiceCopied {
-                    let opened = self.open_service_pair(local, &remote, end);
-                    return opened.map(LocalMover::Service).map(DataMover::Local);
+                    let opened = self.open_service_pair(number, (local, &remote), end);
+                    return opened.map(DataMover::Local);
                 }
                 if path.is_local() {
                     let regions = (local, &remote);
@@ -285,12 +286,11 @@ impl Agent {
         self.remote_transport.finish_open(opening)
     }
 
-    /// What is known of the copy service of this machine, without connecting to it.
-    pub(super) fn copy_service_state(&self) -> CopyServiceState {
-        let directory = self.local_server.as_ref().and_then(|server| server.socket().parent());
-        let cause = match directory {
+    /// What is known of a copy service for transfers with a peer, without connecting to it.
+    pub(super) fn copy_service_state(&self, peer: u32) -> CopyServiceState {
+        let cause = match self.copy_service_directory(peer) {
             Some(directory) => copy_requests::absence(directory),
-            None => Some("this agent has no directory in common with it".to_owned()),
+            None => Some("the peer has no directory".to_owned()),
         };
         match cause {
             Some(cause) => CopyServiceState::Unavailable { cause },
@@ -298,19 +298,23 @@ impl Agent {
         }
     }
 
-    /// Lets the copy service map both memories.
+    /// The directory of the peer's socket: a copy service finds the peer there.
+    fn copy_service_directory(&self, peer: u32) -> Option<&FilePath> {
+        self.peers.find(peer)?.card().socket.as_deref()?.parent()
+    }
+
+    /// Lets a copy service map both memories.
     fn open_service_pair(
         &mut self,
-        local: &Arc<RegisteredRegion>,
-        remote: &RegionDescriptor,
+        peer: u32,
+        regions: (&Arc<RegisteredRegion>, &RegionDescriptor),
         end: Instant,
-    ) -> Result<Arc<ServicePair>> {
-        let directory = self.local_server.as_ref().and_then(|server| server.socket().parent());
-        let no_directory = || Error::new(JOIN, ErrorKind::NoPath, "the agent has no directory");
-        let directory = directory.ok_or_else(no_directory)?;
+    ) -> Result<LocalMover> {
+        let no_directory = || Error::new(JOIN, ErrorKind::NoPath, "the peer has no directory");
+        let directory = self.copy_service_directory(peer).ok_or_else(no_directory)?.to_owned();
         let local_target = &self.local_target;
-        let make = || Ok(CopyClient::new(directory, local_target.as_client_of_copy_service()?));
-        self.local_copies.service(make)?.open_pair(local, remote, end)
+        let identity = || local_target.as_client_of_copy_service();
+        self.local_copies.open_service_pair(&directory, identity, regions, end)
     }
 
     /// Maps the memory for a path on this machine.

@@ -8,7 +8,7 @@ use std::io::{self, Read};
 use std::path::{Path as FilePath, PathBuf};
 
 use serde::Serialize;
-use transfer::path::{Choice, Locality, Operation, Path, Policy};
+use transfer::path::{Choice, Locality, Operation, Path, Policy, Reason};
 use transfer::{Agent, AgentCard, ErrorKind, MemoryAttributes, PeerId, RegionDescriptor};
 
 use super::{Arguments, name};
@@ -292,6 +292,29 @@ fn is_emulated(judged: &PathChoice) -> bool {
     judged.taken == Some(Path::CudaIpc) && ends().any(|end| end.starts_with("emulated:"))
 }
 
+/// What to change for the next better path, if the path taken is a fallback.
+fn advice(choice: &Choice) -> Option<String> {
+    let (path, reason) = choice.fallbacks().last()?;
+    let remedy = match reason {
+        Reason::NoCopyService { .. } => {
+            "run \"fabricast node\" with this directory in a process or pod that sees all GPUs \
+             (packaging/kubernetes)"
+        }
+        Reason::MappingRefused { .. } => "give this container the device files of both GPUs",
+        Reason::NoLocalDevice => "give this process a GPU",
+        Reason::NoDescriptorPassing { .. } => {
+            "mount one directory in both containers, and start both agents in it"
+        }
+        Reason::NoPeerAccess => "place both on GPUs that reach each other (nvidia-smi topo -p2p r)",
+        Reason::ExportObstacle { .. } | Reason::LocalExportObstacle { .. } => {
+            "allocate the memory with cudaMalloc, expandable segments or a pool"
+        }
+        Reason::NoFabric { .. } => "start both agents with a provider in common",
+        _ => return None,
+    };
+    Some(format!("for {path}: {remedy}"))
+}
+
 fn to_text(found: &AgentReport) -> String {
     if found.is_stale {
         let card = found.card.display();
@@ -306,8 +329,13 @@ fn to_text(found: &AgentReport) -> String {
         Some(Locality::ForcedRemote) => "treated as remote",
         Some(Locality::OtherMachine) => "on another machine",
     };
+    let mut out = String::new();
+    if let Some(advice) = found.choices.iter().find_map(|judged| advice(&judged.choice)) {
+        out.push_str(&text::wrapped("To change: ", &advice));
+        out.push('\n');
+    }
     let title = format!("Agent \"{}\", {place} ({})", found.label, found.card.display());
-    let mut out = format!("{}\n", text::heading(&title));
+    out.push_str(&format!("{}\n", text::heading(&title)));
     if let Some(error) = &found.error {
         out.push_str(&text::wrapped("  ", error));
     }

@@ -4,6 +4,7 @@ mod cpu_copy;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,10 +13,11 @@ use gpu::{Block, CopyMethod, Device, DeviceName, Pause, Slice};
 use super::OperationContext;
 use crate::blocks::{BlockListPool, BlockQueue, Blocks};
 use crate::copy_queue::{CopyQueue, CopyRequest};
-use crate::copy_requests::{CopyClient, ServicePair};
+use crate::copy_requests::{ClientIdentity, CopyClient, ServicePair};
 use crate::error::{Error, Result};
 use crate::host_buffer::HostBuffer;
 use crate::path::Operation;
+use crate::region::{RegionDescriptor, RegisteredRegion};
 
 pub(super) use cpu_copy::CopyBuffer;
 
@@ -30,8 +32,8 @@ pub(super) enum LocalMover {
     Device { device: Device, local: Slice, remote: Slice },
     /// By the calling CPU.
     Cpu { local: CopyBuffer, remote: HostBuffer },
-    /// By the copy service of the machine.
-    Service(Arc<ServicePair>),
+    /// By a copy service of the machine, the number of its client.
+    Service(usize, Arc<ServicePair>),
 }
 
 #[derive(Debug)]
@@ -50,22 +52,32 @@ pub(super) struct LocalCopies {
     /// By peer and device, small and large copies.
     queues: HashMap<(u32, DeviceName, bool), CopyQueue<OperationContext>>,
     cpu_copies: VecDeque<CpuCopy>,
-    /// Transfers by the copy service, once a route takes that path.
-    service: Option<CopyClient<OperationContext>>,
+    /// Transfers by the copy services of directories, once a route takes that path.
+    services: Vec<(PathBuf, CopyClient<OperationContext>)>,
     /// Lists of blocks for CPU copies and deferred operations.
     block_lists: BlockListPool,
 }
 
 impl LocalCopies {
-    /// The client of the copy service, made when it is first needed.
-    pub(super) fn service(
+    /// Opens a pair of memory at the copy service of a directory.
+    pub(super) fn open_service_pair(
         &mut self,
-        make: impl FnOnce() -> Result<CopyClient<OperationContext>>,
-    ) -> Result<&mut CopyClient<OperationContext>> {
-        match &mut self.service {
-            Some(service) => Ok(service),
-            none => Ok(none.insert(make()?)),
-        }
+        directory: &Path,
+        identity: impl FnOnce() -> Result<ClientIdentity>,
+        (local, remote): (&Arc<RegisteredRegion>, &RegionDescriptor),
+        end: Instant,
+    ) -> Result<LocalMover> {
+        let known = self.services.iter().position(|(of, _)| of == directory);
+        let number = match known {
+            Some(number) => number,
+            None => {
+                let client = CopyClient::new(directory, identity()?);
+                self.services.push((directory.to_owned(), client));
+                self.services.len() - 1
+            }
+        };
+        let pair = self.services[number].1.open_pair(local, remote, end)?;
+        Ok(LocalMover::Service(number, pair))
     }
 
     /// Lists for the blocks of deferred operations.
@@ -83,10 +95,9 @@ impl LocalCopies {
         context: OperationContext,
     ) -> std::result::Result<(), Box<(OperationContext, Error)>> {
         match mover {
-            LocalMover::Service(pair) => match &mut self.service {
-                Some(service) => service.begin(context, pair, operation, blocks),
-                None => unreachable!("its pair was opened by the client"),
-            },
+            LocalMover::Service(number, pair) => {
+                self.services[*number].1.begin(context, pair, operation, blocks);
+            }
             LocalMover::Cpu { local, remote } => {
                 let remote = CopyBuffer::Host(remote.clone());
                 let (to, from) = operation.to_and_from(local.clone(), remote);
@@ -117,7 +128,7 @@ impl LocalCopies {
         for queue in self.queues.values_mut() {
             has_moved |= queue.progress(&mut done);
         }
-        if let Some(service) = &mut self.service {
+        for (_, service) in &mut self.services {
             has_moved |= service.progress(&mut done);
         }
         let Some(mut copy) = self.cpu_copies.pop_front() else { return has_moved };
@@ -137,18 +148,18 @@ impl LocalCopies {
             || self.of_service().any(|context| context.peer == peer)
     }
 
-    /// The transfers by the copy service that are not complete.
+    /// The transfers by copy services that are not complete.
     fn of_service(&self) -> impl Iterator<Item = &OperationContext> {
-        self.service.iter().flat_map(CopyClient::in_flight)
+        self.services.iter().flat_map(|(_, service)| service.in_flight())
     }
 
-    /// Does the copy service copy? It rings the agent's doorbell at each outcome.
+    /// Does a copy service copy? It rings the agent's doorbell at each outcome.
     pub(super) fn uses_service(&self) -> bool {
         self.of_service().next().is_some()
     }
 
     pub(super) fn has_outcomes_of_service(&self) -> bool {
-        self.service.as_ref().is_some_and(CopyClient::has_outcomes)
+        self.services.iter().any(|(_, service)| service.has_outcomes())
     }
 
     /// Does the CPU copy while it makes progress?
@@ -176,7 +187,7 @@ impl LocalCopies {
                 false
             }
         });
-        if let Some(service) = &mut self.service {
+        for (_, service) in &mut self.services {
             let (contexts, is_done) = service.cancel(|context| context.peer == peer, end);
             cancelled.extend(contexts);
             is_settled &= is_done;
@@ -192,10 +203,10 @@ impl LocalCopies {
             closed.filter_map(|(peer, is_done)| (!is_done).then_some(peer)).collect();
         let of_service: BTreeSet<_> = self.of_service().map(|context| context.peer).collect();
         for peer in of_service {
-            let service = self.service.as_mut();
-            let cancelled = service.map(|it| it.cancel(|context| context.peer == peer, end));
-            if cancelled.is_some_and(|(_, is_done)| !is_done) {
-                unsettled.insert(peer);
+            for (_, service) in &mut self.services {
+                if !service.cancel(|context| context.peer == peer, end).1 {
+                    unsettled.insert(peer);
+                }
             }
         }
         unsettled
