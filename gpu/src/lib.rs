@@ -64,7 +64,7 @@ pub use pool::{Pool, PoolStatistics};
 pub use properties::{
     GpuDirect, HandleTypes, PciAddress, PeerAccess, Properties, Uuid, WritesOrdering,
 };
-pub use stream::{Block, CopyMethod, Stream, leaked_streams};
+pub use stream::{Block, CopyMethod, PreparedBlocks, Stream, leaked_streams};
 
 /// A timeout for waits on devices that are expected to succeed.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 mod copy_blocks;
+mod prepared_blocks;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -24,6 +25,7 @@ use crate::stream_waits::StreamWaits;
 use crate::waiting;
 
 pub use copy_blocks::{Block, CopyMethod};
+pub use prepared_blocks::PreparedBlocks;
 use threads::lock;
 
 /// Number of operations after which the stream records an event of its own, so that memory is
