@@ -900,7 +900,8 @@ typedef struct fabricast_route fabricast_route;
  * Joins a region of the agent with one of a peer, by its descriptor: chooses a path, and maps what
  * it needs, once for all operations. policy prefers ("shared-memory"), requires ("=cuda-ipc") or
  * denies ("^fabric-staged") paths, several separated by commas; NULL: the best one. The paths are
- * same-process, cuda-ipc, shared-memory, fabric-direct and fabric-staged.
+ * same-process, cuda-ipc, shared-memory, service-copied, host-staged, fabric-direct and
+ * fabric-staged.
  *
  * FABRICAST_E_NO_PATH with a reason for each path; FABRICAST_E_STALE for a region that was
  * withdrawn, or belongs to another agent.

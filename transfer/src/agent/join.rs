@@ -326,6 +326,9 @@ impl Agent {
         device: Option<&Device>,
         end: Instant,
     ) -> Result<LocalMover> {
+        if path == Path::HostStaged {
+            return self.join_staged(peer, local, remote, end);
+        }
         let local_session = self.peers.get(peer, JOIN)?.local_session();
         let own_region = local_session.and_then(|session| session.in_process_region(remote));
         let in_process_buffer = match own_region {

@@ -9,10 +9,14 @@
 //! | initiator | open | |
 //! | target | pieces | one for each length |
 //! | target | refused | |
+//! | initiator | open staged | |
+//! | target | staged | for the first region: requests, slots, doorbell |
 //!
 //! The copy service asks for the description of a region, which it does not take from its clients.
 //! The reply to `open` is one or more messages of pieces, in order, or a refusal. Regions exported
-//! by legacy handle have no pieces: their reply is one empty message.
+//! by legacy handle have no pieces: their reply is one empty message. The reply to `open staged` is
+//! `staged` or a refusal: the target itself copies to and from the region, whose memory is not
+//! passed.
 
 use std::os::fd::OwnedFd;
 
@@ -20,6 +24,7 @@ use control::codec;
 use ipc::Message;
 use serde::{Deserialize, Serialize};
 
+use super::host_staged::STAGING_DESCRIPTORS;
 use crate::error::Result;
 use crate::refusal::Refusal;
 use crate::region::{MAX_PIECES, RegionDescriptor};
@@ -39,6 +44,8 @@ pub(super) enum Request {
     Open(u64, u64),
     /// The description of a region with its number and ticket.
     Describe(u64, u64),
+    /// A region with its number and ticket, whose bytes the target copies.
+    OpenStaged(u64, u64),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +55,7 @@ pub(super) enum Reply {
     Refused(Refusal),
     /// An encoded region descriptor, without fabric keys.
     Described(Vec<u8>),
+    Staged,
 }
 
 /// The sender of a message.
@@ -150,6 +158,24 @@ impl Reply {
         }
     }
 
+    /// The descriptors of a session's staging memory; None if the initiator has them.
+    pub(super) fn read_staged(
+        operation: &'static str,
+        message: Message,
+    ) -> Result<Option<[OwnedFd; STAGING_DESCRIPTORS]>> {
+        let Self::Staged = Self::read(operation, &message.bytes)? else {
+            return Err(wire::malformed(operation, "expected an opened region"));
+        };
+        if message.descriptors.is_empty() {
+            return Ok(None);
+        }
+        let expected = || {
+            let detail = format!("expected {STAGING_DESCRIPTORS} descriptors");
+            wire::malformed(operation, detail)
+        };
+        message.descriptors.try_into().map(Some).map_err(|_| expected())
+    }
+
     /// The pieces, whose descriptors are in the message.
     pub(super) fn read_pieces(operation: &'static str, message: &Message) -> Result<Pieces> {
         let Self::Pieces(pieces) = Self::read(operation, &message.bytes)? else {
@@ -209,11 +235,16 @@ mod tests {
         assert_eq!(Request::read_hello(message(hello, 1)).unwrap().0, sender);
         let welcome = message(Reply::Welcome(sender.clone()).encode(), WELCOME_DESCRIPTORS);
         assert_eq!(Reply::read_welcome(TEST, welcome).unwrap().0, sender);
-        for request in [Request::Open(3, 4), Request::Describe(3, 4)] {
+        for request in [Request::Open(3, 4), Request::Describe(3, 4), Request::OpenStaged(3, 4)] {
             assert_eq!(Request::read(&request.encode()).unwrap(), request);
         }
         let hello = Request::HelloOfCopyService(sender.clone()).encode();
         assert!(Request::read_hello(message(hello, 1)).unwrap().2);
+        for (count, expected) in [(0, Some(0)), (STAGING_DESCRIPTORS, Some(3)), (1, None)] {
+            let read = Reply::read_staged(TEST, message(Reply::Staged.encode(), count));
+            let found = read.ok().map(|files| files.map_or(0, |files| files.len()));
+            assert_eq!(found, expected, "{count} descriptors");
+        }
         let read = Reply::read_pieces(TEST, &message(Reply::Pieces(pieces()).encode(), 3));
         assert_eq!(read.unwrap(), pieces());
         let refused = Reply::Refused(Refusal::new(ErrorKind::Stale, "the peer is lost")).encode();
@@ -276,6 +307,7 @@ mod tests {
             let _ = Reply::read_pieces(TEST, &message(bytes.clone(), descriptors));
             let _ = Request::read(&bytes);
             let _ = Reply::read_described(TEST, &bytes);
+            let _ = Reply::read_staged(TEST, message(bytes.clone(), descriptors));
         }
     }
 }

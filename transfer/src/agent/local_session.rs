@@ -9,6 +9,7 @@ use ipc::{Channel, ChannelError, Doorbell, MappedWords, Message, PidFd};
 use threads::RetryBackoff;
 
 use super::card::AgentCard;
+use super::host_staged::StagingLink;
 use super::local_protocol::Reply;
 use super::local_target::{InitiatorKind, LocalInitiator, LocalTarget, ReadOnlyRegionTable};
 use super::session_segment::{InitiatorSegment, TargetSegment};
@@ -35,6 +36,8 @@ pub(super) struct LocalSession {
     process_ended: bool,
     /// The connection has ended, as of the last check. Its owner reads no notices any more.
     is_disconnected: bool,
+    /// Staging memory of the session, if regions were joined by it.
+    staging: Option<Arc<StagingLink>>,
 }
 
 /// How another agent of this machine is reached.
@@ -81,6 +84,17 @@ impl LocalSession {
                 Connection::Channel(channel) => channel.is_shut_down(),
                 Connection::InProcess { .. } => false,
             };
+        if let (Some(staging), Some(cause)) = (&self.staging, self.closed_cause()) {
+            staging.end(cause);
+        }
+    }
+
+    pub(super) fn staging(&self) -> Option<&Arc<StagingLink>> {
+        self.staging.as_ref()
+    }
+
+    pub(super) fn set_staging(&mut self, link: Arc<StagingLink>) {
+        self.staging = Some(link);
     }
 
     /// Why no operation can start with it, if so.
@@ -194,6 +208,7 @@ impl LocalSession {
             doorbell,
             process_ended: false,
             is_disconnected: false,
+            staging: None,
         })
     }
 
@@ -261,6 +276,7 @@ impl LocalSession {
             segment: InitiatorSegment::open(local_session)?,
             process_ended: false,
             is_disconnected: false,
+            staging: None,
         })
     }
 }

@@ -9,7 +9,9 @@ mod event_queue;
 mod event_watch;
 mod explain;
 mod fabric_direct;
+mod host_staged;
 mod join;
+mod join_staged;
 mod leftovers;
 mod local_copies;
 mod local_protocol;
@@ -272,7 +274,8 @@ impl Agent {
             self.progress();
             copies.are_over();
             let by_rails = || self.remote_transport.region_user(number);
-            let user = copies.label().map(str::to_owned).or_else(by_rails);
+            let own_copies = self.local_target.staging().user_of(Some(number));
+            let user = copies.label().map(str::to_owned).or(own_copies).or_else(by_rails);
             let Some(user) = user else { return Ok(()) };
             if Instant::now() >= end {
                 let length = region.0.descriptor.length;
@@ -506,6 +509,11 @@ impl Agent {
             return Err(Error::new(CLOSE, ErrorKind::DeadlineExceeded, detail));
         }
         wait_for_copies(OutstandingCopies::of(&self.local_target, None), end)?;
+        if let Some(user) = self.local_target.staging().user_of(None) {
+            let detail = "a device still copies between its regions and the peer. Drop the regions, \
+                          do not reuse the memory";
+            return Err(Error::new(CLOSE, ErrorKind::DeadlineExceeded, detail).with(user));
+        }
         if unfinished > 0 {
             let detail = format!("{unfinished} operations in flight after {timeout:?}");
             return Err(Error::new(CLOSE, ErrorKind::DeadlineExceeded, detail));
@@ -521,6 +529,7 @@ impl Agent {
         self.local_target.end();
         let unsettled = self.local_copies.close(end);
         let fabrics = self.remote_transport.close(end);
+        self.local_target.staging().join(end);
         self.peers.close(&unsettled);
         if let Some(thread) = server_thread {
             let _ = thread.join();

@@ -240,6 +240,10 @@ impl Peer {
         self.local_session.as_deref()
     }
 
+    pub(super) fn local_session_mut(&mut self) -> Option<&mut LocalSession> {
+        self.local_session.as_deref_mut()
+    }
+
     pub(super) fn epochs(&mut self) -> &mut Epochs {
         &mut self.epochs
     }

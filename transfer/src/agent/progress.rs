@@ -134,9 +134,11 @@ impl Agent {
 
     /// Pauses as long as polling is not worthwhile.
     pub(super) fn pause(&mut self, longest: Duration) {
-        if self.wait_strategy == WaitStrategy::Busy && !self.remote_transport.is_idle() {
-            // The rail's thread may have no other core. It would get this one only when the system
-            // preempts a spinning thread, milliseconds later.
+        if self.wait_strategy == WaitStrategy::Busy
+            && (!self.remote_transport.is_idle() || self.local_copies.needs_peer())
+        {
+            // The rail's or the peer's thread may have no other core. It would get this one only
+            // when the system preempts a spinning thread, milliseconds later.
             std::thread::yield_now();
             return;
         }
@@ -261,7 +263,7 @@ impl Agent {
                 let event = self.poll_events(take);
                 if event.is_none()
                     && self.wait_strategy == WaitStrategy::Busy
-                    && self.remote_transport.has_rails()
+                    && (self.remote_transport.has_rails() || self.local_copies.needs_peer())
                 {
                     // As in `pause`: a rail's thread receives events.
                     std::thread::yield_now();

@@ -4,14 +4,14 @@
 //! opens *pairs* of memory over a Unix socket. Then it posts requests to a ring in shared memory, and
 //! the service writes their outcomes there: no system call is needed while both are busy.
 
-mod client;
-mod protocol;
+mod copy_client;
+mod opening;
 mod request_ring;
 
 use std::path::{Path, PathBuf};
 
-pub(crate) use client::{ClientIdentity, CopyClient, ServicePair, absence};
-pub(crate) use protocol::{ClientHello, OfferedPieces, Opening, RegionName, Reply, Request};
+pub(crate) use copy_client::{ClientIdentity, CopyClient, ServicePair, absence};
+pub(crate) use opening::{ClientHello, OfferedPieces, Opening, RegionName, Reply, Request};
 #[cfg(test)]
 pub(crate) use request_ring::ClientRing;
 pub(crate) use request_ring::{PostedRequest, ServiceRing};

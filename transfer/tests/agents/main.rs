@@ -26,4 +26,5 @@ mod peer_process;
 mod pods;
 mod rails;
 mod spinning;
+mod staged;
 mod unreachable;

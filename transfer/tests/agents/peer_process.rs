@@ -12,7 +12,7 @@ use crate::fixture::{
     DROP_AGENT, END, FILL, PUT_SLOWLY, REPLY, SLEEP, SUM, WITHDRAW, fill_buffer, notice,
     other_device, read, sum_of_buffer, with_cables, with_rails, write,
 };
-use crate::{cables, copy_service, devices, direct, orders, pods};
+use crate::{cables, copy_service, devices, direct, orders, pods, staged};
 
 /// Allocates memory according to a role.
 fn memory(role: &str, device: &Device) -> Buffer {
@@ -29,6 +29,7 @@ fn memory(role: &str, device: &Device) -> Buffer {
         }
         "not-exportable" => foreign(device, Allocator::Mapped { exportable: false }, 1, 0),
         "pool" => foreign(device, Allocator::Pool, 1, 0),
+        "private-host" => HostBuffer::from_vec(vec![0; LENGTH as usize]).unwrap().into(),
         other => panic!("no role {other}"),
     }
 }
@@ -68,6 +69,9 @@ fn enter(words: &[&str]) {
     let [role, directory] = *words else { panic!("{words:?}") };
     if let Some(role) = role.strip_prefix("inside ") {
         return cables::inside(role);
+    }
+    if let Some(role) = role.strip_prefix("stager ") {
+        return staged::stager(role, Path::new(directory));
     }
     let directory = Path::new(directory);
     match role {

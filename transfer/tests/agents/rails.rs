@@ -260,7 +260,7 @@ fn preferred_path_is_taken_or_counted_as_fallback() {
     // Nothing is to be staged: the best of the other paths is taken.
     let second_best = joined(&mut fixture, "fabric-staged");
     assert_eq!(second_best.path(), Path::SharedMemory, "{}", second_best.choice());
-    let denied = joined(&mut fixture, "^shared-memory");
+    let denied = joined(&mut fixture, "^shared-memory,^host-staged");
     assert_eq!((denied.path(), denied.fallback()), (Path::FabricDirect, None));
     for route in [preferred, second_best, denied] {
         local.fill(9);
@@ -485,19 +485,23 @@ fn missing_peer_access_is_counted_as_fallback() {
     let refused = join(&mut fixture, "=cuda-ipc").unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::NoPath);
     assert!(refused.to_string().contains("cannot reach each other"), "{refused}");
-    let route = join(&mut fixture, "cuda-ipc").unwrap();
-    assert_eq!(route.path(), Path::FabricStaged, "{}", route.choice());
-    let reason = route.fallback().unwrap();
-    let count = || metric(&format!("path_fallback_total{{reason=\"{reason}\"}}"));
-    assert_eq!(reason, "no-peer-access");
-    let before = count();
-    for round in 1..4 {
-        local.fill(round);
-        let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, round)));
-        let token = fixture.agent.put(&route, &WHOLE, on_arrival).unwrap();
-        assert_eq!(fixture.agent.wait(token, TIMEOUT).unwrap().path, Some(Path::FabricStaged));
-        assert_eq!(fixture.reply(), 1, "the other side has wrong bytes");
-        assert_eq!(count() - before, round);
+    for (policy, path) in
+        [("cuda-ipc", Path::HostStaged), ("cuda-ipc,^host-staged", Path::FabricStaged)]
+    {
+        let route = join(&mut fixture, policy).unwrap();
+        assert_eq!(route.path(), path, "{}", route.choice());
+        let reason = route.fallback().unwrap();
+        let count = || metric(&format!("path_fallback_total{{reason=\"{reason}\"}}"));
+        assert_eq!(reason, "no-peer-access");
+        let before = count();
+        for round in 1..4 {
+            local.fill(round);
+            let on_arrival = Some(notice(COMPARE, sum_of(LENGTH, round)));
+            let token = fixture.agent.put(&route, &WHOLE, on_arrival).unwrap();
+            assert_eq!(fixture.agent.wait(token, TIMEOUT).unwrap().path, Some(path));
+            assert_eq!(fixture.reply(), 1, "the other side has wrong bytes");
+            assert_eq!(count() - before, round);
+        }
     }
     gpu::emulated::configure_faults(0, gpu::emulated::FaultConfig::default());
     fixture.end(peer_process);

@@ -13,7 +13,7 @@ use crate::rails::tcp;
 const SOON: Duration = Duration::from_secs(5);
 
 /// CPU time of all threads of this process.
-fn cpu_time() -> Duration {
+pub fn cpu_time() -> Duration {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let each = tasks.flatten().filter_map(|task| {
         let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;

@@ -16,14 +16,14 @@ enum source { HOST, OWN_HOST, DEVICE, OWN_DEVICE };
 struct situation {
     enum source target, source;
     const char *fabric;
-    /* NULL: none is possible. */
     const char *path;
 };
 
 static const struct situation situations[] = {
     {HOST, HOST, NULL, "shared-memory"},
     {HOST, OWN_HOST, NULL, "shared-memory"},
-    {OWN_HOST, HOST, NULL, NULL},
+    {OWN_HOST, HOST, NULL, "host-staged"},
+    {OWN_HOST, DEVICE, NULL, "host-staged"},
     {HOST, HOST, "auto", "fabric-direct"},
     {OWN_HOST, OWN_HOST, "auto", "fabric-direct"},
     {DEVICE, DEVICE, NULL, "cuda-ipc"},
@@ -110,7 +110,7 @@ static void own(int in, int out)
     DONE(fabricast_agent_publish(agent, "target", region));
     card = card_of(agent);
     send_bytes(out, card.bytes, card.length);
-    for (round = 0; now->path != NULL && round < ROUNDS; round++) {
+    for (round = 0; round < ROUNDS; round++) {
         event = await_event(agent, FABRICAST_AGENT_EVENT_NOTICE);
         CHECK(event.tag == round && event.length == sizeof round);
         CHECK(memcmp(event.data, &round, sizeof round) == 0);
@@ -164,16 +164,10 @@ static void run(int in, int out)
     place = make(now->source);
     local = enter(agent, place.memory, FABRICAST_LOCAL_ONLY);
     peer = connect_to(agent, &card);
-    if (now->path == NULL) {
-        EXPECT(FABRICAST_E_NO_PATH,
-               fabricast_agent_route_to(agent, peer, "target", local, LONG, &route));
-        SAYS("shared-memory: ");
-    } else {
-        DONE(fabricast_agent_route_to(agent, peer, "target", local, LONG, &route));
-        CHECK(takes_path(route, now->path));
-        transfer(agent, route, place.memory, in);
-        DONE(fabricast_route_close(route));
-    }
+    DONE(fabricast_agent_route_to(agent, peer, "target", local, LONG, &route));
+    CHECK(takes_path(route, now->path));
+    transfer(agent, route, place.memory, in);
+    DONE(fabricast_route_close(route));
     DONE(fabricast_region_close(local));
     let_go(&place);
     DONE(fabricast_agent_disconnect(agent, peer, LONG));

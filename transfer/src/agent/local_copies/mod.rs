@@ -11,6 +11,7 @@ use std::time::Instant;
 use gpu::{Block, CopyMethod, Device, DeviceName, Pause, Slice};
 
 use super::OperationContext;
+use super::host_staged::{StagedCopies, StagedMover};
 use crate::blocks::{BlockListPool, BlockQueue, Blocks};
 use crate::copy_queue::{CopyQueue, CopyRequest};
 use crate::copy_requests::{ClientIdentity, CopyClient, ServicePair};
@@ -34,6 +35,8 @@ pub(super) enum LocalMover {
     Cpu { local: CopyBuffer, remote: HostBuffer },
     /// By a copy service of the machine, the number of its client.
     Service(usize, Arc<ServicePair>),
+    /// By both sides, through memory between them.
+    Staged(StagedMover),
 }
 
 #[derive(Debug)]
@@ -54,6 +57,7 @@ pub(super) struct LocalCopies {
     cpu_copies: VecDeque<CpuCopy>,
     /// Transfers by the copy services of directories, once a route takes that path.
     services: Vec<(PathBuf, CopyClient<OperationContext>)>,
+    staged: StagedCopies<OperationContext>,
     /// Lists of blocks for CPU copies and deferred operations.
     block_lists: BlockListPool,
 }
@@ -98,6 +102,11 @@ impl LocalCopies {
             LocalMover::Service(number, pair) => {
                 self.services[*number].1.begin(context, pair, operation, blocks);
             }
+            LocalMover::Staged(mover) => {
+                let blocks = self.block_lists.copy_blocks(blocks);
+                let (peer, bytes) = (context.peer, context.bytes);
+                self.staged.begin(peer, operation, mover, blocks, bytes, context);
+            }
             LocalMover::Cpu { local, remote } => {
                 let remote = CopyBuffer::Host(remote.clone());
                 let (to, from) = operation.to_and_from(local.clone(), remote);
@@ -131,6 +140,7 @@ impl LocalCopies {
         for (_, service) in &mut self.services {
             has_moved |= service.progress(&mut done);
         }
+        has_moved |= self.staged.progress(&mut done);
         let Some(mut copy) = self.cpu_copies.pop_front() else { return has_moved };
         match copy.copy_some() {
             Ok(false) => self.cpu_copies.push_front(copy),
@@ -145,6 +155,7 @@ impl LocalCopies {
     pub(super) fn is_busy_with(&self, peer: u32) -> bool {
         self.queues.iter().any(|((of, ..), queue)| *of == peer && !queue.is_idle())
             || self.cpu_copies.iter().any(|copy| copy.context.peer == peer)
+            || self.staged.is_busy_with(peer)
             || self.of_service().any(|context| context.peer == peer)
     }
 
@@ -164,18 +175,24 @@ impl LocalCopies {
 
     /// Does the CPU copy while it makes progress?
     pub(super) fn uses_cpu(&self) -> bool {
-        !self.cpu_copies.is_empty()
+        !self.cpu_copies.is_empty() || self.staged.uses_cpu()
+    }
+
+    /// Does a thread of a peer copy, too?
+    pub(super) fn needs_peer(&self) -> bool {
+        self.staged.is_busy()
     }
 
     /// What a thread that waits for devices does until it looks again; None if they are idle.
     pub(super) fn pause(&self, now: Instant) -> Option<Pause> {
-        self.queues.values().filter_map(|queue| queue.pause(now)).min()
+        let queues = self.queues.values().filter_map(|queue| queue.pause(now));
+        queues.chain(self.staged.pause(now)).min()
     }
 
     /// Cancels all copies of a peer. Waits for devices, at most until `end`. Returns the incomplete
     /// copies, and whether devices are done with all of them.
     pub(super) fn cancel(&mut self, peer: u32, end: Instant) -> (Vec<OperationContext>, bool) {
-        let (mut cancelled, mut is_settled) = (Vec::new(), true);
+        let (mut cancelled, mut is_settled) = self.staged.cancel(peer, end);
         for (_, queue) in self.queues.extract_if(|(of, ..), _| *of == peer) {
             let (contexts, is_done) = queue.close(end);
             cancelled.extend(contexts);
@@ -209,6 +226,7 @@ impl LocalCopies {
                 }
             }
         }
+        unsettled.extend(self.staged.close(end));
         unsettled
     }
 }

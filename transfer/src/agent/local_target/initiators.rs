@@ -3,13 +3,14 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use ipc::PidFd;
 use threads::lock;
 
 use super::LocalTarget;
 use crate::agent::Event;
+use crate::agent::host_staged::StagingSession;
 use crate::agent::local_protocol::Introduction;
 use crate::agent::session_segment::TargetSegment;
 use crate::region::RegisteredRegion;
@@ -25,6 +26,8 @@ pub(in crate::agent) struct LocalInitiator {
     /// The regions it opened whose memory is not freed yet: numbers and lengths.
     opened: Mutex<HashMap<u64, u64>>,
     kind: InitiatorKind,
+    /// Session with the agent's own copies, if it has one.
+    staging: OnceLock<Arc<StagingSession>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +55,7 @@ impl LocalInitiator {
             local_session: Mutex::new(local_session),
             opened: Mutex::default(),
             kind,
+            staging: OnceLock::new(),
         }
     }
 
@@ -60,8 +64,23 @@ impl LocalInitiator {
         lock(&self.opened).insert(region.descriptor.number, region.descriptor.length);
     }
 
+    pub(super) fn label(&self) -> &str {
+        &self.introduction.label
+    }
+
+    pub(super) fn staging(&self) -> Option<&Arc<StagingSession>> {
+        self.staging.get()
+    }
+
+    /// Sets its session with the agent's own copies, once.
+    pub(super) fn set_staging(&self, session: Arc<StagingSession>) -> &Arc<StagingSession> {
+        self.staging.get_or_init(|| session)
+    }
+
+    /// Did it leave, and are the agent's own copies for it over?
     pub(in crate::agent) fn has_left(&self) -> bool {
         self.has_left.load(Ordering::Acquire)
+            && self.staging().is_none_or(|session| session.is_over())
     }
 
     /// The event that it connected; None for the copy service.
@@ -121,10 +140,14 @@ impl LocalTarget {
 
     pub(in crate::agent) fn initiator_left(&self, initiator: &LocalInitiator) {
         initiator.has_left.store(true, Ordering::Release);
+        if let Some(session) = initiator.staging() {
+            session.leave();
+            self.staging.wake();
+        }
         self.notify_change();
     }
 
-    fn notify_change(&self) {
+    pub(super) fn notify_change(&self) {
         self.changes.fetch_add(1, Ordering::Release);
         self.doorbell.ring();
     }

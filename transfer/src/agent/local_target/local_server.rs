@@ -75,8 +75,8 @@ impl LocalServer {
     }
 }
 
-fn serve(listener: &ChannelListener, local_target: &LocalTarget) {
-    let LocalTarget { admission, is_over, .. } = local_target;
+fn serve(listener: &ChannelListener, local_target: &Arc<LocalTarget>) {
+    let LocalTarget { admission, is_over, .. } = &**local_target;
     let denial = refusal(ErrorKind::Denied, "the agent does not admit this user");
     let (max_per_user, register_timeout) = (MAX_CONNECTIONS, HELLO_TIMEOUT);
     let server =
@@ -84,7 +84,7 @@ fn serve(listener: &ChannelListener, local_target: &LocalTarget) {
     server.serve(&mut Requests(local_target));
 }
 
-struct Requests<'a>(&'a LocalTarget);
+struct Requests<'a>(&'a Arc<LocalTarget>);
 
 impl Handler for Requests<'_> {
     type Client = Arc<LocalInitiator>;
@@ -178,31 +178,48 @@ fn send(
 
 /// Answers a request. False if the initiator is to be disconnected.
 fn handle_request(
-    local_target: &LocalTarget,
+    local_target: &Arc<LocalTarget>,
     initiator: &LocalInitiator,
     channel: &Channel,
     message: &Message,
 ) -> bool {
-    let (number, ticket, opens) = match Request::read(&message.bytes) {
-        Ok(Request::Describe(number, ticket)) => (number, ticket, false),
-        Ok(Request::Open(number, ticket)) => (number, ticket, true),
-        Ok(_) => return false,
+    let request = match Request::read(&message.bytes) {
+        Ok(request) => request,
         Err(error) => {
             refuse(channel, error.kind(), error.to_string());
             return false;
         }
     };
+    let (Request::Describe(number, ticket)
+    | Request::Open(number, ticket)
+    | Request::OpenStaged(number, ticket)) = request
+    else {
+        return false;
+    };
     let Some(region) = local_target.region(number, ticket) else {
         let refused = refusal(ErrorKind::Stale, "the region was withdrawn or never existed");
         return send(local_target, channel, &refused, &[], ipc::deadline(SEND_TIMEOUT)).is_ok();
     };
-    if !opens {
+    if matches!(request, Request::Describe(..)) {
         let described = RegionDescriptor { keys: Vec::new(), ..region.descriptor.clone() }.encode();
         let reply = described.map_or_else(
             |error| refusal(ErrorKind::Failed, error.to_string()),
             |bytes| Reply::Described(bytes).encode(),
         );
         return send(local_target, channel, &reply, &[], ipc::deadline(SEND_TIMEOUT)).is_ok();
+    }
+    if matches!(request, Request::OpenStaged(..)) {
+        let end = ipc::deadline(SEND_TIMEOUT);
+        return match local_target.open_staged(initiator, &region) {
+            Ok(files) => {
+                let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+                send(local_target, channel, &Reply::Staged.encode(), &files, end).is_ok()
+            }
+            Err(error) => {
+                let refused = refusal(error.kind(), error.reason());
+                send(local_target, channel, &refused, &[], end).is_ok()
+            }
+        };
     }
     initiator.record_opened(&region);
     let reply_end = ipc::deadline(REPLY_TIMEOUT);

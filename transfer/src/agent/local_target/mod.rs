@@ -5,6 +5,7 @@ mod initiators;
 mod local_server;
 mod reclaim;
 mod region_table;
+mod staged_regions;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,6 +17,7 @@ use threads::{DeferredDrop, lock};
 
 use self::reclaim::RetainedMemory;
 use self::region_table::RegionTable;
+use super::host_staged::StagingTarget;
 use super::local_protocol::{Introduction, Request};
 use super::{CONNECT, START};
 use crate::admission::Admission;
@@ -59,6 +61,7 @@ pub(crate) struct LocalTarget {
     written_devices: WrittenDevices,
     /// Of dropped regions.
     retained_memory: DeferredDrop<RetainedMemory>,
+    staging: StagingTarget,
 }
 
 impl LocalTarget {
@@ -84,6 +87,7 @@ impl LocalTarget {
             rail_handles: OnceLock::new(),
             written_devices: WrittenDevices::default(),
             retained_memory: DeferredDrop::default(),
+            staging: StagingTarget::default(),
         })
     }
 
@@ -187,6 +191,12 @@ impl LocalTarget {
         self.region_table.close();
         let all = std::mem::take(&mut lock(&self.regions).all);
         all.into_keys().for_each(|number| self.region_table.remove(number));
+        self.staging.end();
+    }
+
+    /// The agent's own copies to and from its regions.
+    pub(super) fn staging(&self) -> &StagingTarget {
+        &self.staging
     }
 
     /// Frees the memory of a withdrawn region: now, or when no other process copies to or from it

@@ -12,7 +12,7 @@ use gpu::Block;
 use ipc::{Channel, ChannelError, PidFd};
 use threads::{ForkGeneration, lock};
 
-use super::protocol::{
+use super::opening::{
     ClientHello, MAX_PIECES_PER_MESSAGE, OfferedPieces, Opening, RegionName, Reply, Request,
 };
 use super::request_ring::{ClientRing, DEPTH, MAX_PART_BLOCKS};
