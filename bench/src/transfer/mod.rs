@@ -4,6 +4,7 @@
 mod link_counters;
 mod memcpy_baseline;
 mod side;
+mod staged_baseline;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use transfer::{Agent, PeerId, Route};
 use link_counters::{LinkCounterSample, LinkTraffic};
 use memcpy_baseline::MemcpyBaseline;
 use side::{ANSWER, END, FILL, INITIATOR_LABEL, Side, TIMED, VERIFY, next_notice, notice};
+use staged_baseline::StagedBaseline;
 
 use super::core_pair::core_pair;
 use super::exchange::plan::{Wait, name_of};
@@ -57,6 +59,39 @@ enum Source {
 enum Baseline {
     /// A copy and a wait for it, in one process that has both memories
     Memcpy,
+    /// Copies through pinned host memory, of both directions at once, in one process that has both
+    /// memories
+    Staged,
+}
+
+/// The copies of a baseline.
+enum BaselineCopies {
+    Memcpy(MemcpyBaseline),
+    Staged(Box<StagedBaseline>),
+}
+
+impl BaselineCopies {
+    fn new(
+        which: Baseline,
+        from: &Device,
+        to: DeviceName,
+        operation: Operation,
+        length: u64,
+    ) -> Result<Self, Failure> {
+        Ok(match which {
+            Baseline::Memcpy => Self::Memcpy(MemcpyBaseline::new(from, to, operation, length)?),
+            Baseline::Staged => {
+                Self::Staged(Box::new(StagedBaseline::new(from, to, operation, length)?))
+            }
+        })
+    }
+
+    fn once(&self) -> Result<u64, Failure> {
+        match self {
+            Self::Memcpy(copies) => copies.once(),
+            Self::Staged(copies) => copies.once(),
+        }
+    }
 }
 
 /// Moves bytes between the memories of two processes, and notifies the other one.
@@ -86,6 +121,10 @@ pub(crate) struct Arguments {
     /// Type of both memories
     #[arg(long, value_enum, default_value = "shared")]
     memory: Source,
+    /// Paths to prefer (cuda-ipc), to require (=host-staged) or to deny (^cuda-ipc), separated by
+    /// commas [default: the best]
+    #[arg(long, value_name = "POLICY")]
+    policy: Option<Policy>,
     /// Open a fabric, too: the name of its provider, such as net (tcp since libfabric 1.18) or
     /// "tcp;ofi_rxm"
     #[arg(long, value_name = "PROVIDER")]
@@ -240,7 +279,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let (card, descriptor): (Vec<u8>, Vec<u8>) = take(&directory, "target")?;
     let peer = agent.connect(&card, TIMEOUT)?;
-    let route = agent.join(peer, &side.region, &descriptor, &Policy::default(), TIMEOUT)?;
+    let policy = arguments.policy.clone().unwrap_or_default();
+    let route = agent.join(peer, &side.region, &descriptor, &policy, TIMEOUT)?;
     if arguments.explain {
         command::output::print(&format!("{}\n", route.choice()))?;
     }
@@ -324,14 +364,13 @@ impl Run {
         from: &Device,
         to: DeviceName,
     ) -> Result<Report<TransferMetrics>, Failure> {
-        let baseline =
-            arguments.baseline.map(|_| MemcpyBaseline::new(from, to, self.operation, self.length));
-        let baseline = baseline.transpose()?;
+        let make = |which| BaselineCopies::new(which, from, to, self.operation, self.length);
+        let baseline = arguments.baseline.map(make).transpose()?;
         // Warm-up: touch pages, raise clocks.
         self.side.fill(0, self.length)?;
         for _ in 0..3 {
             self.once(CopyMethod::Best)?;
-            baseline.as_ref().map(MemcpyBaseline::once).transpose()?;
+            baseline.as_ref().map(BaselineCopies::once).transpose()?;
         }
         let counters = arguments.link_counters.then(|| LinkCounterSample::begin(from, to));
         self.moved = 0;
