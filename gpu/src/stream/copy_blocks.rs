@@ -119,16 +119,17 @@ impl Stream {
         let operation = "copy blocks";
         self.check_writable(operation, to)?;
         self.check_reach(operation, from)?;
-        let counts = self.check_blocks(operation, (to, from), blocks)?;
+        let counts = self.check_blocks(operation, to, from, blocks)?;
         // SAFETY: all blocks are inside of the ranges, and the list does not change.
-        unsafe { self.copy_inside((to, from), || blocks.iter().copied(), counts, by) }
+        unsafe { self.copy_inside(to, from, || blocks.iter().copied(), counts, by) }
     }
 
     /// Fails with the first block that exceeds a range.
     pub(super) fn check_blocks(
         &self,
         operation: &'static str,
-        (to, from): (&Slice, &Slice),
+        to: &Slice,
+        from: &Slice,
         blocks: &[Block],
     ) -> Result<BlockCounts> {
         let limits = (to.length(), from.length());
@@ -174,7 +175,7 @@ impl Stream {
         let again =
             || CheckedBlocks { blocks: blocks.clone(), limits, is_consistent: &is_consistent };
         // SAFETY: the adapter ends at the first block that is not inside of the ranges.
-        unsafe { self.copy_inside((to, from), again, census, by)? };
+        unsafe { self.copy_inside(to, from, again, census, by)? };
         if is_consistent.get() {
             return Ok(());
         }
@@ -188,7 +189,8 @@ impl Stream {
     /// All blocks are inside of the ranges, which this device may write to and read from.
     pub(super) unsafe fn copy_inside<I: Iterator<Item = Block>>(
         &self,
-        (to, from): (&Slice, &Slice),
+        to: &Slice,
+        from: &Slice,
         blocks: impl Fn() -> I,
         counts: BlockCounts,
         by: CopyMethod,
@@ -217,7 +219,7 @@ impl Stream {
         }
         if by_kernel {
             let meant = blocks().filter(|block| block.length > 0 && block.length < below);
-            let mut pieces = Pieces::new(meant, bases);
+            let mut pieces = Pieces::new(meant, bases.0, bases.1);
             let mut most = FIRST_LIST_ENTRIES;
             loop {
                 let list = self.list()?;
@@ -327,8 +329,8 @@ pub(super) struct Pieces<I> {
 }
 
 impl<I: Iterator<Item = Block>> Pieces<I> {
-    pub(super) fn new(blocks: I, bases: (u64, u64)) -> Self {
-        Self { blocks, bases, rest: Block::default() }
+    pub(super) fn new(blocks: I, to: u64, from: u64) -> Self {
+        Self { blocks, bases: (to, from), rest: Block::default() }
     }
 
     #[inline]
@@ -376,7 +378,7 @@ mod tests {
         for below in [u64::MAX, MAX_PIECE] {
             let blocks = list.iter().copied();
             let blocks = blocks.filter(|block| block.length > 0 && block.length < below);
-            let mut pieces = Pieces::new(blocks, (1 << 40, 1 << 41));
+            let mut pieces = Pieces::new(blocks, 1 << 40, 1 << 41);
             for length in lengths.into_iter().filter(|length| *length < below) {
                 let mut at = 0;
                 for _ in 0..length.div_ceil(MAX_PIECE) {

@@ -80,13 +80,13 @@ impl Stream {
         let operation = "prepare blocks";
         self.check_writable(operation, to)?;
         self.check_reach(operation, from)?;
-        let counts = self.check_blocks(operation, (to, from), &blocks)?;
+        let counts = self.check_blocks(operation, to, from, &blocks)?;
         let (below, by_kernel, _) = counts.split(CopyMethod::Best);
         let mut lists = Vec::new();
         if by_kernel {
             let meant = blocks.iter().copied();
             let meant = meant.filter(|block| block.length > 0 && block.length < below);
-            let mut pieces = Pieces::new(meant, (to.address(), from.address()));
+            let mut pieces = Pieces::new(meant, to.address(), from.address());
             loop {
                 let length = LIST_ENTRIES * size_of::<CopyEntry>();
                 let list: Arc<dyn PinnedBuffer> =
@@ -121,7 +121,7 @@ impl Stream {
         large().for_each(|block| by_engine.count(&block));
         // SAFETY: all blocks were checked when they were prepared.
         unsafe {
-            self.copy_inside((&inner.to, &inner.from), large, by_engine, CopyMethod::CopyEngine)?;
+            self.copy_inside(&inner.to, &inner.from, large, by_engine, CopyMethod::CopyEngine)?;
         }
         for (list, count, bytes) in &inner.lists {
             self.begin(operation, &[&inner.to, &inner.from], Some(list), |raw| {
@@ -153,7 +153,7 @@ impl Stream {
         }
         let selected = || indices.iter().map(|index| inner.blocks[*index as usize]);
         // SAFETY: all blocks were checked when they were prepared.
-        unsafe { self.copy_inside((&inner.to, &inner.from), selected, counts, CopyMethod::Best) }
+        unsafe { self.copy_inside(&inner.to, &inner.from, selected, counts, CopyMethod::Best) }
     }
 
     fn check_device_of(&self, operation: &'static str, inner: &Inner) -> Result<()> {

@@ -205,7 +205,7 @@ impl Agent {
             };
             let made = prepared.and_then(|keys| {
                 if path == Path::ServiceCopied {
-                    let opened = self.open_service_pair(number, (local, &remote), end);
+                    let opened = self.open_service_pair(number, local, &remote, end);
                     return opened.map(DataMover::Local);
                 }
                 if path.is_local() {
@@ -307,14 +307,16 @@ impl Agent {
     fn open_service_pair(
         &mut self,
         peer: u32,
-        regions: (&Arc<RegisteredRegion>, &RegionDescriptor),
+        local: &Arc<RegisteredRegion>,
+        remote: &RegionDescriptor,
         end: Instant,
     ) -> Result<LocalMover> {
         let no_directory = || Error::new(JOIN, ErrorKind::NoPath, "the peer has no directory");
         let directory = self.copy_service_directory(peer).ok_or_else(no_directory)?.to_owned();
         let local_target = &self.local_target;
         let identity = || local_target.as_client_of_copy_service();
-        self.local_copies.open_service_pair(&directory, identity, regions, end)
+        let service = self.local_copies.service_of(&directory, identity)?;
+        service.open_pair(local, remote, end)
     }
 
     /// Maps the memory for a path on this machine.

@@ -12,9 +12,7 @@ use gpu::Block;
 use ipc::{Channel, ChannelError, PidFd};
 use threads::{ForkGeneration, lock};
 
-use super::opening::{
-    ClientHello, MAX_PIECES_PER_MESSAGE, OfferedPieces, Opening, RegionName, Reply, Request,
-};
+use super::opening::{MAX_PIECES_PER_MESSAGE, OfferedPieces, Opening, RegionName, Reply, Request};
 use super::request_ring::{ClientRing, DEPTH, MAX_PART_BLOCKS};
 use super::socket_in;
 use crate::blocks::{BlockListPool, BlockQueue, Blocks};
@@ -41,12 +39,27 @@ const MAX_POSTED_BLOCKS: usize = 4 * MAX_PART_BLOCKS;
 /// The agent of a client, as it introduces itself.
 #[derive(Debug)]
 pub(crate) struct ClientIdentity {
-    pub(crate) hello: ClientHello,
-    pub(crate) pidfd: OwnedFd,
+    hello: Vec<u8>,
+    pidfd: OwnedFd,
     /// What the service rings after it has written outcomes.
-    pub(crate) doorbell: OwnedFd,
+    doorbell: OwnedFd,
     /// Users whose service is trusted with memory, besides root.
-    pub(crate) trusted_users: Vec<u32>,
+    trusted_users: Vec<u32>,
+}
+
+impl ClientIdentity {
+    /// An agent with its pidfd, the doorbell that the service rings, and the users whose service it
+    /// trusts besides root.
+    pub(crate) fn new(
+        identity: [u8; 16],
+        label: &str,
+        pidfd: OwnedFd,
+        doorbell: OwnedFd,
+        trusted_users: Vec<u32>,
+    ) -> Self {
+        let hello = Request::Hello(identity, label.to_owned()).encode();
+        Self { hello, pidfd, doorbell, trusted_users }
+    }
 }
 
 /// A local region and a region of another agent, between which the service copies.
@@ -60,7 +73,7 @@ pub(crate) struct ServicePair {
 
 impl fmt::Debug for ServicePair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (local, remote) = (self.local.descriptor.number, self.remote.number);
+        let (local, remote) = (self.local.descriptor.number, self.remote.number());
         write!(f, "ServicePair(local region {local}, remote region {remote})")
     }
 }
@@ -230,9 +243,8 @@ impl<T> CopyClient<T> {
             );
             return Err(Error::new(CONNECT, ErrorKind::Denied, detail));
         }
-        let hello = Request::Hello(self.identity.hello.clone()).encode();
         let descriptors = [self.identity.pidfd.as_fd(), self.identity.doorbell.as_fd()];
-        channel.send(&hello, &descriptors, remaining(end)).during(CONNECT)?;
+        channel.send(&self.identity.hello, &descriptors, remaining(end)).during(CONNECT)?;
         let message = channel.receive(remaining(end)).during(CONNECT)?;
         match Reply::read(CONNECT, &message.bytes)? {
             Reply::Welcome => {}
@@ -516,8 +528,7 @@ impl Connection {
             }),
         };
         let local = described.as_ref().map(RegionDescriptor::encode).transpose()?;
-        let opening =
-            Opening { pair: self.last_pair, memory: *number, local, remote: pair.remote.clone() };
+        let opening = Opening::new(self.last_pair, *number, local, pair.remote.clone());
         self.send(&Request::Open(opening), &[], end)?;
         let total = described.as_ref().map_or(0, |described| described.pieces);
         let mut first = 0;
@@ -527,7 +538,7 @@ impl Connection {
             let exported = (first..next).map(|piece| buffer.export(piece, Rights::ALL));
             let (files, lengths): (Vec<_>, _) =
                 exported.collect::<Result<Vec<_>>>()?.into_iter().unzip();
-            let pieces = OfferedPieces { total, bytes: buffer.exported_bytes(), lengths };
+            let pieces = OfferedPieces::new(total, buffer.exported_bytes(), lengths);
             self.send(&Request::Pieces(pieces), &files, end)?;
             first = next;
         }

@@ -30,7 +30,8 @@ pub(crate) const MAX_PIECES_PER_MESSAGE: usize = ipc::channel::MAX_DESCRIPTORS;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Request {
-    Hello(ClientHello),
+    /// The agent of a client: its identity and its label.
+    Hello([u8; 16], String),
     Open(Opening),
     Pieces(OfferedPieces),
     /// There is no reply.
@@ -46,41 +47,34 @@ pub(crate) enum Reply {
     Refused(u32, Refusal),
 }
 
-/// The agent of a client.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ClientHello {
-    pub(crate) identity: [u8; 16],
-    pub(crate) label: String,
-}
-
 /// A pair of memory to copy between.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Opening {
     /// Chosen by the client, and not used again.
-    pub(crate) pair: u32,
+    pair: u32,
     /// The number of the client's memory at the client.
-    pub(crate) memory: u64,
+    memory: u64,
     /// The encoded description of the client's memory, whose pieces follow. None if the service has
     /// it from another pair.
-    pub(crate) local: Option<Vec<u8>>,
-    pub(crate) remote: RegionName,
+    local: Option<Vec<u8>>,
+    remote: RegionName,
 }
 
 /// A region of another agent, as its owner knows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RegionName {
-    pub(crate) agent: [u8; 16],
-    pub(crate) number: u64,
-    pub(crate) ticket: u64,
+    agent: [u8; 16],
+    number: u64,
+    ticket: u64,
 }
 
 /// The next pieces of the client's memory, whose descriptors are in the message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OfferedPieces {
-    pub(crate) total: u32,
+    total: u32,
     /// Bytes of all pieces together.
-    pub(crate) bytes: u64,
-    pub(crate) lengths: Vec<u64>,
+    bytes: u64,
+    lengths: Vec<u64>,
 }
 
 impl Request {
@@ -95,7 +89,7 @@ impl Request {
         let request: Self = wire::decode(OPERATION, VERSION, &bytes)?;
         let count = descriptors.len();
         let is_valid = match &request {
-            Self::Hello(hello) => count == 2 && hello.label.len() <= MAX_LABEL_LENGTH,
+            Self::Hello(_, label) => count == 2 && label.len() <= MAX_LABEL_LENGTH,
             Self::Pieces(pieces) => {
                 let OfferedPieces { total, lengths, .. } = pieces;
                 count == lengths.len()
@@ -135,9 +129,68 @@ impl Reply {
     }
 }
 
+impl Opening {
+    /// A pair with this number, of the client's memory with its number and, unless the service has
+    /// it, its encoded description.
+    pub(crate) fn new(pair: u32, memory: u64, local: Option<Vec<u8>>, remote: RegionName) -> Self {
+        Self { pair, memory, local, remote }
+    }
+
+    pub(crate) fn pair(&self) -> u32 {
+        self.pair
+    }
+
+    pub(crate) fn memory(&self) -> u64 {
+        self.memory
+    }
+
+    pub(crate) fn local(&self) -> Option<&[u8]> {
+        self.local.as_deref()
+    }
+
+    pub(crate) fn remote(&self) -> &RegionName {
+        &self.remote
+    }
+}
+
 impl RegionName {
+    pub(crate) fn new(agent: [u8; 16], number: u64, ticket: u64) -> Self {
+        Self { agent, number, ticket }
+    }
+
     pub(crate) fn of(region: &RegionDescriptor) -> Self {
-        Self { agent: region.agent, number: region.number, ticket: region.ticket }
+        Self::new(region.agent, region.number, region.ticket)
+    }
+
+    pub(crate) fn agent(&self) -> [u8; 16] {
+        self.agent
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(crate) fn ticket(&self) -> u64 {
+        self.ticket
+    }
+}
+
+impl OfferedPieces {
+    /// The next pieces, with these lengths, of a number of pieces with so many bytes together.
+    pub(crate) fn new(total: u32, bytes: u64, lengths: Vec<u64>) -> Self {
+        Self { total, bytes, lengths }
+    }
+
+    pub(crate) fn total(&self) -> u32 {
+        self.total
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn lengths(&self) -> &[u64] {
+        &self.lengths
     }
 }
 
@@ -154,7 +207,7 @@ mod tests {
     }
 
     fn hello(label: &str) -> Request {
-        Request::Hello(ClientHello { identity: [1; 16], label: label.to_owned() })
+        Request::Hello([1; 16], label.to_owned())
     }
 
     fn pieces(lengths: &[u64]) -> Request {

@@ -59,10 +59,29 @@ const KINDS: [ErrorKind; 8] = [
 /// A request that the service has copied out of shared memory. Nothing of it is checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PostedRequest {
-    pub(crate) number: u64,
-    pub(crate) pair: u32,
-    pub(crate) operation: Operation,
-    pub(crate) blocks: Vec<Block>,
+    number: u64,
+    pair: u32,
+    operation: Operation,
+    blocks: Vec<Block>,
+}
+
+impl PostedRequest {
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The number of the pair.
+    pub(crate) fn pair(&self) -> u32 {
+        self.pair
+    }
+
+    pub(crate) fn operation(&self) -> Operation {
+        self.operation
+    }
+
+    pub(crate) fn into_blocks(self) -> Vec<Block> {
+        self.blocks
+    }
 }
 
 /// Why a request failed.

@@ -3,17 +3,18 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
-use gpu::{Device, Memory};
+use gpu::{Device, DeviceName, Memory};
 use ipc::{Channel, Doorbell, ListenerGuard, MappedWords};
 use threads::lock;
 
 use super::owners::Owner;
-use crate::copy_requests::ServiceRing;
-use crate::error::ErrorKind;
+use crate::copy_requests::{PostedRequest, ServiceRing};
+use crate::error::{ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::path::Operation;
-use crate::region::Rights;
+use crate::region::{RegionDescriptor, Rights};
 
 /// Memory of a client.
 #[derive(Debug)]
@@ -25,16 +26,65 @@ pub(super) enum LocalMemory {
 /// Two memories, both mapped for one device, that copies between them.
 #[derive(Debug)]
 pub(super) struct Pair {
-    pub(super) device: Device,
-    pub(super) local: Memory,
-    pub(super) remote: Memory,
-    pub(super) remote_length: u64,
-    /// The rights of peers to the remote region.
-    pub(super) rights: Rights,
-    pub(super) region: u64,
-    pub(super) owner: Arc<Owner>,
+    device: Device,
+    local: Memory,
+    remote: Memory,
+    /// The description of the remote region by its owner.
+    region: RegionDescriptor,
+    owner: Arc<Owner>,
     /// Keeps the mapping for other pairs with the same memory.
-    pub(super) _local_memory: Arc<LocalMemory>,
+    _local_memory: Arc<LocalMemory>,
+}
+
+impl Pair {
+    /// A pair of a client's memory and an owner's region, both mapped for a device.
+    pub(super) fn new(
+        device: Device,
+        local: Memory,
+        remote: Memory,
+        region: RegionDescriptor,
+        owner: Arc<Owner>,
+        local_memory: Arc<LocalMemory>,
+    ) -> Self {
+        Self { device, local, remote, region, owner, _local_memory: local_memory }
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The device of the remote memory, if it has one.
+    pub(super) fn remote_device(&self) -> Option<DeviceName> {
+        self.remote.device()
+    }
+
+    pub(super) fn rights(&self) -> Rights {
+        self.region.rights
+    }
+
+    /// Lengths of the local and the remote memory.
+    pub(super) fn lengths(&self) -> (u64, u64) {
+        (self.local.length(), self.region.length)
+    }
+
+    /// Where a copy goes, and where from.
+    pub(super) fn ends(&self, operation: Operation) -> (&Memory, &Memory) {
+        operation.to_and_from(&self.local, &self.remote)
+    }
+
+    /// Announces a copy to the owner; an error if the region or its agent is gone.
+    pub(super) fn begin_copy(&self) -> std::result::Result<u64, (ErrorKind, &'static str)> {
+        self.owner.begin_copy(self.region.number)
+    }
+
+    pub(super) fn end_copy(&self, number: u64) {
+        self.owner.end_copy(number);
+    }
+
+    /// Why nothing can be copied any more, if so.
+    fn obstacle(&self) -> Option<(ErrorKind, &'static str)> {
+        self.owner.obstacle(Some(self.region.number))
+    }
 }
 
 /// A pair, or why it has ended.
@@ -47,27 +97,32 @@ pub(super) enum PairState {
 /// An agent that the service copies for.
 #[derive(Debug)]
 pub(super) struct Client {
-    pub(super) number: u64,
-    pub(super) label: String,
+    number: u64,
+    label: String,
     /// The service's handle to the connection, for replies from other threads.
-    pub(super) channel: Channel,
+    channel: Channel,
     /// What is rung after an outcome was written.
-    pub(super) doorbell: Doorbell<MappedWords>,
-    pub(super) ring: Mutex<ServiceRing>,
+    doorbell: Doorbell<MappedWords>,
+    ring: Mutex<ServiceRing>,
     pairs: Mutex<HashMap<u32, PairState>>,
     memories: Mutex<HashMap<u64, Weak<LocalMemory>>>,
     has_left: AtomicBool,
     /// Pairs that are being opened.
-    pub(super) openings: AtomicUsize,
+    openings: AtomicUsize,
     _listener: ListenerGuard,
 }
 
 /// Pairs of a client, at most.
 pub(super) const MAX_PAIRS: usize = 1 << 16;
+/// Pairs of a client that are being opened at a time, at most.
+const MAX_OPENINGS: usize = 8;
 
 impl Client {
+    /// A client that connected, with its label, the channel for replies, its doorbell, its ring, and
+    /// what listens to the ring's doorbell.
     pub(super) fn new(
-        (number, label): (u64, String),
+        number: u64,
+        label: String,
         channel: Channel,
         doorbell: Doorbell<MappedWords>,
         ring: ServiceRing,
@@ -85,6 +140,64 @@ impl Client {
             openings: AtomicUsize::new(0),
             _listener: listener,
         }
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(super) fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// Sends a reply. False if the client does not take it in time.
+    pub(super) fn reply(&self, bytes: &[u8], timeout: Duration) -> bool {
+        self.channel.send(bytes, &[], timeout).is_ok()
+    }
+
+    pub(super) fn has_posted(&self) -> bool {
+        lock(&self.ring).has_posted()
+    }
+
+    /// The next request. An error if the client does not keep to the protocol.
+    pub(super) fn take_request(&self) -> Result<Option<PostedRequest>> {
+        lock(&self.ring).take()
+    }
+
+    /// Writes the outcome of a request, and wakes the client.
+    pub(super) fn finish(
+        &self,
+        request: u64,
+        outcome: std::result::Result<(), (ErrorKind, String)>,
+    ) {
+        lock(&self.ring).finish(request, outcome);
+        self.doorbell.ring();
+    }
+
+    /// Tells the client that the service ends, with all copies.
+    pub(super) fn end(&self) {
+        lock(&self.ring).end();
+        self.doorbell.ring();
+    }
+
+    /// A thread is about to sleep until the client rings.
+    pub(super) fn announce_waiter(&self) {
+        if let Some(doorbell) = lock(&self.ring).doorbell() {
+            doorbell.announce_waiter();
+        }
+    }
+
+    /// Begins to open a pair. False if too many are being opened.
+    pub(super) fn begin_opening(&self) -> bool {
+        let may_begin = self.openings.fetch_add(1, Ordering::AcqRel) < MAX_OPENINGS;
+        if !may_begin {
+            self.end_opening();
+        }
+        may_begin
+    }
+
+    pub(super) fn end_opening(&self) {
+        self.openings.fetch_sub(1, Ordering::AcqRel);
     }
 
     pub(super) fn has_left(&self) -> bool {
@@ -124,7 +237,7 @@ impl Client {
         let mut pairs = lock(&self.pairs);
         for state in pairs.values_mut() {
             if let PairState::Open(pair) = state
-                && let Some((kind, cause)) = pair.owner.obstacle(Some(pair.region))
+                && let Some((kind, cause)) = pair.obstacle()
             {
                 ended.push(std::mem::replace(state, PairState::Ended(kind, cause)));
             }
@@ -141,13 +254,6 @@ impl Client {
         let mut memories = lock(&self.memories);
         memories.retain(|_, memory| memory.strong_count() > 0);
         memories.insert(number, Arc::downgrade(memory));
-    }
-}
-
-impl Pair {
-    /// Where a copy goes, and where from.
-    pub(super) fn ends(&self, operation: Operation) -> (&Memory, &Memory) {
-        operation.to_and_from(&self.local, &self.remote)
     }
 }
 

@@ -5,16 +5,14 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use gpu::{CopyMethod, DeviceName, Pause};
-use ipc::WaitStrategy;
-use threads::{ExactTimer, lock};
+use threads::ExactTimer;
 
-use super::Shared;
 use super::clients::{Client, Pair, PairState};
-use super::fair_queue::{FairQueue, Piece, QueuedRequest, TURN};
+use super::fair_queue::{FairQueue, QueuedRequest, TURN};
+use super::shared::Shared;
 use crate::blocks::Blocks;
 use crate::copy_queue::{CopyQueue, CopyRequest};
 use crate::copy_requests::PostedRequest;
@@ -67,7 +65,7 @@ struct ActiveRequest {
 struct EngineClient {
     client: Arc<Client>,
     active: HashMap<u64, ActiveRequest>,
-    /// It did not keep to the protocol, and is not served any more.
+    /// A client that did not keep to the protocol is not served any more.
     is_refused: bool,
 }
 
@@ -97,7 +95,7 @@ impl Engine {
 
     /// Copies until the service ends.
     pub(super) fn run(mut self) {
-        while !self.shared.is_over.load(Ordering::Acquire) {
+        while !self.shared.is_over() {
             if self.progress(true) {
                 self.busy_until = Instant::now() + SPIN;
             } else {
@@ -117,8 +115,7 @@ impl Engine {
         }
         let has_ended = self.lanes.values().all(|lane| lane.pieces == 0);
         for EngineClient { client, .. } in self.clients.values().filter(|_| has_ended) {
-            lock(&client.ring).end();
-            client.doorbell.ring();
+            client.end();
         }
     }
 
@@ -147,9 +144,9 @@ impl Engine {
 
     /// Adds clients that connected, and forgets those that left, after their copies.
     fn update_clients(&mut self) -> bool {
-        let Some(all) = self.shared.clients.changed(&mut self.seen_changes) else { return false };
+        let Some(all) = self.shared.clients().changed(&mut self.seen_changes) else { return false };
         for client in all {
-            self.clients.entry(client.number).or_insert_with(|| EngineClient {
+            self.clients.entry(client.number()).or_insert_with(|| EngineClient {
                 client,
                 active: HashMap::new(),
                 is_refused: false,
@@ -161,7 +158,7 @@ impl Engine {
                 request.is_submitted = true;
                 let has_ended = request.pieces == 0;
                 if has_ended {
-                    request.pair.owner.end_copy(request.copy);
+                    request.pair.end_copy(request.copy);
                 }
                 !has_ended
             });
@@ -177,13 +174,12 @@ impl Engine {
             if connected.is_refused {
                 continue;
             }
-            let mut ring = lock(&connected.client.ring);
             loop {
-                match ring.take() {
+                match connected.client.take_request() {
                     Ok(Some(request)) => taken.push((*number, request)),
                     Ok(None) => break,
                     Err(error) => {
-                        let client = &connected.client.label;
+                        let client = connected.client.label();
                         tracing::warn!(client, %error, "a client of the copy service is refused");
                         connected.is_refused = true;
                         break;
@@ -193,7 +189,7 @@ impl Engine {
         }
         for (client, request) in taken {
             has_any = true;
-            let number = request.number;
+            let number = request.number();
             if let Err(error) = self.accept(client, request) {
                 self.report(client, number, Err((error.kind(), error.reason())));
             }
@@ -205,44 +201,46 @@ impl Engine {
     fn accept(&mut self, client: u64, request: PostedRequest) -> Result<()> {
         let refused = |kind, detail: String| Err(Error::new(COPY, kind, detail));
         let Some(connected) = self.clients.get_mut(&client) else { return Ok(()) };
-        let PostedRequest { number, pair, operation, blocks } = request;
-        let pair = match connected.client.pair(pair) {
+        let (number, operation) = (request.number(), request.operation());
+        let pair = match connected.client.pair(request.pair()) {
             Some(PairState::Open(pair)) => pair,
             Some(PairState::Ended(kind, cause)) => return refused(kind, cause.to_owned()),
-            None => return refused(ErrorKind::Unknown, format!("pair {pair} is not open")),
+            None => {
+                let detail = format!("pair {} is not open", request.pair());
+                return refused(ErrorKind::Unknown, detail);
+            }
         };
-        if !pair.rights.permit(operation) {
+        if !pair.rights().permit(operation) {
             let detail = "the region's rights do not allow it";
             return refused(ErrorKind::NotAllowed, detail.to_owned());
         }
-        let (to, from) = operation.to_and_from(pair.local.length(), pair.remote_length);
+        let (local, remote) = pair.lengths();
+        let (to, from) = operation.to_and_from(local, remote);
+        let blocks = request.into_blocks();
         let bytes = match Blocks::from(&blocks).check(to, from) {
             Ok(bytes) => bytes,
             Err(detail) => return refused(ErrorKind::OutOfBounds, detail),
         };
-        let copy = match pair.owner.begin_copy(pair.region) {
+        let copy = match pair.begin_copy() {
             Ok(copy) => copy,
             Err((kind, cause)) => return refused(kind, cause.to_owned()),
         };
         if bytes == 0 {
-            pair.owner.end_copy(copy);
+            pair.end_copy(copy);
             self.report(client, number, Ok(()));
             return Ok(());
         }
-        let device = pair.device.name();
+        let device = pair.device().name();
         let is_put = operation == Operation::Put;
-        let lane_key = (device, pair.remote.device(), is_put, bytes < SMALL_REQUEST);
+        let lane_key = (device, pair.remote_device(), is_put, bytes < SMALL_REQUEST);
         let lane = match self.lanes.entry(lane_key) {
             std::collections::hash_map::Entry::Occupied(lane) => lane.into_mut(),
             std::collections::hash_map::Entry::Vacant(slot) => {
-                let copies = CopyQueue::new(&pair.device).inspect_err(|_| {
-                    pair.owner.end_copy(copy);
-                })?;
+                let copies = CopyQueue::new(pair.device()).inspect_err(|_| pair.end_copy(copy))?;
                 slot.insert(Lane { waiting: FairQueue::default(), copies, pieces: 0, bytes: 0 })
             }
         };
-        let blocks = blocks.into_iter().filter(|block| block.length > 0).collect();
-        lane.waiting.push(client, QueuedRequest { number, blocks });
+        lane.waiting.push(client, QueuedRequest::new(number, blocks));
         let active =
             ActiveRequest { pair, operation, copy, pieces: 0, is_submitted: false, failure: None };
         connected.active.insert(number, active);
@@ -255,19 +253,19 @@ impl Engine {
         let mut has_any = false;
         while lane.pieces < MAX_PIECES_IN_FLIGHT && lane.bytes < MAX_BYTES_IN_FLIGHT {
             let Some(piece) = lane.waiting.next() else { break };
-            let Piece { client, request, blocks, bytes, is_last } = piece;
+            let (client, request, bytes) = (piece.client(), piece.request(), piece.bytes());
             let active = self.clients.get_mut(&client).and_then(|it| it.active.get_mut(&request));
             let Some(active) = active else { continue };
             let (to, from) = active.pair.ends(active.operation);
             let (to, from) = (to.whole(), from.whole());
-            let blocks = Blocks::from(&blocks);
+            let blocks = Blocks::from(piece.blocks());
             let by = CopyMethod::Best;
             let in_flight = PieceInFlight { client, request, bytes };
             lane.copies.push(in_flight, bytes, CopyRequest::new(&to, &from, blocks, by));
             lane.pieces += 1;
             lane.bytes += bytes;
             active.pieces += 1;
-            active.is_submitted = is_last;
+            active.is_submitted = piece.is_last();
             has_any = true;
         }
         has_any
@@ -307,7 +305,7 @@ impl Engine {
             return;
         }
         let Some(active) = connected.active.remove(&request) else { return };
-        active.pair.owner.end_copy(active.copy);
+        active.pair.end_copy(active.copy);
         if !connected.client.has_left() {
             self.report(client, request, active.failure.map_or(Ok(()), Err));
         } else if connected.active.is_empty() {
@@ -323,8 +321,7 @@ impl Engine {
         outcome: std::result::Result<(), (ErrorKind, String)>,
     ) {
         if let Some(EngineClient { client, .. }) = self.clients.get(&client) {
-            lock(&client.ring).finish(request, outcome);
-            client.doorbell.ring();
+            client.finish(request, outcome);
         }
     }
 
@@ -341,21 +338,16 @@ impl Engine {
         let _exact = look.map(|_| ExactTimer::set());
         // The clients' doorbells, then a last look at their rings, then this thread's own doorbell.
         for connected in self.clients.values() {
-            let ring = lock(&connected.client.ring);
-            if let Some(doorbell) = ring.doorbell() {
-                doorbell.announce_waiter();
-            }
+            connected.client.announce_waiter();
         }
         let shared = &self.shared;
         let (clients, seen) = (&self.clients, self.seen_changes);
-        let has_work = || {
-            let has_posted =
-                |it: &EngineClient| !it.is_refused && lock(&it.client.ring).has_posted();
-            let is_over = shared.is_over.load(Ordering::Acquire);
-            (is_over || shared.clients.has_changed(seen) || clients.values().any(has_posted))
-                .then_some(())
-        };
-        shared.signal.wait(&mut WaitStrategy::Block, until, has_work);
+        let has_posted = |it: &EngineClient| !it.is_refused && it.client.has_posted();
+        shared.sleep(until, || {
+            shared.is_over()
+                || shared.clients().has_changed(seen)
+                || clients.values().any(has_posted)
+        });
     }
 
     /// Ends streams that no pair uses: each keeps resources of its device.

@@ -10,20 +10,49 @@ pub(super) const TURN: u64 = 16 << 20;
 /// A request, or what is left of it.
 #[derive(Debug)]
 pub(super) struct QueuedRequest {
-    pub(super) number: u64,
+    number: u64,
     /// Without empty ones.
-    pub(super) blocks: VecDeque<Block>,
+    blocks: VecDeque<Block>,
+}
+
+impl QueuedRequest {
+    /// A request with this number; empty blocks are left out.
+    pub(super) fn new(number: u64, blocks: Vec<Block>) -> Self {
+        Self { number, blocks: blocks.into_iter().filter(|block| block.length > 0).collect() }
+    }
 }
 
 /// A part of a request that is copied at once.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    pub(super) client: u64,
-    pub(super) request: u64,
-    pub(super) blocks: Vec<Block>,
-    pub(super) bytes: u64,
+    client: u64,
+    request: u64,
+    blocks: Vec<Block>,
+    bytes: u64,
+    is_last: bool,
+}
+
+impl Piece {
+    pub(super) fn client(&self) -> u64 {
+        self.client
+    }
+
+    pub(super) fn request(&self) -> u64 {
+        self.request
+    }
+
+    pub(super) fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Is it the last one of its request?
-    pub(super) is_last: bool,
+    pub(super) fn is_last(&self) -> bool {
+        self.is_last
+    }
 }
 
 #[derive(Debug)]

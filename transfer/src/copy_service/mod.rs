@@ -20,22 +20,21 @@ mod engine;
 mod fair_queue;
 mod openings;
 mod owners;
+mod shared;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use ipc::{ChannelListener, Doorbell, DoorbellWatcher, ForkGeneration, LocalWords};
+use ipc::{ChannelListener, ForkGeneration};
 
-use self::clients::Clients;
 use self::engine::Engine;
 use self::openings::{MAX_CLIENTS, Requests, refusal};
-use self::owners::Owners;
+use self::shared::Shared;
 use crate::admission::Admission;
 use crate::copy_requests::socket_in;
 use crate::error::{Error, ErrorKind, Result, failed};
@@ -43,29 +42,6 @@ use crate::socket_server::SocketServer;
 
 const START: &str = "start copy service";
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// What the threads of the service share.
-struct Shared {
-    clients: Clients,
-    owners: Owners,
-    /// Wakes the thread that copies.
-    signal: Doorbell<LocalWords>,
-    watcher: DoorbellWatcher,
-    is_over: AtomicBool,
-    copied_bytes: AtomicU64,
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("clients", &self.clients.count()).finish_non_exhaustive()
-    }
-}
-
-impl Shared {
-    fn count(&self, bytes: u64) {
-        self.copied_bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-}
 
 /// Copies for the agents of a directory, in a process that sees the devices of both sides: the path
 /// `service-copied`. `fabricast node` runs one.
@@ -103,20 +79,14 @@ impl CopyService {
         let socket = socket_in(directory);
         let listener = ChannelListener::bind_with_mode(&socket, admission.mode())
             .map_err(|error| Error::of_channel_at(START, &socket, error))?;
-        let shared = Arc::new(Shared {
-            clients: Clients::default(),
-            owners: Owners::new(directory.to_owned(), admission.clone())?,
-            signal: Doorbell::in_this_process(),
-            watcher: DoorbellWatcher::new(),
-            is_over: AtomicBool::new(false),
-            copied_bytes: AtomicU64::new(0),
-        });
+        let shared = Arc::new(Shared::new(directory, admission.clone())?);
         let is_closed = Arc::new(AtomicBool::new(false));
         let engine = Engine::new(Arc::clone(&shared));
         let engine = threads::spawn("fabricast-copies", move || engine.run());
         let engine = engine.map_err(failed(START))?;
         let serve = {
-            let (mut requests, is_over) = (Requests(Arc::clone(&shared)), Arc::clone(&is_closed));
+            let (mut requests, is_over) =
+                (Requests::new(Arc::clone(&shared)), Arc::clone(&is_closed));
             move || {
                 let denied = "the copy service does not admit this user";
                 let server = SocketServer {
@@ -131,7 +101,7 @@ impl CopyService {
             }
         };
         let server = threads::spawn("fabricast-openings", serve).map_err(|error| {
-            shared.is_over.store(true, Ordering::Release);
+            shared.end();
             failed(START)(error)
         })?;
         let threads = Some((engine, server));
@@ -148,13 +118,13 @@ impl CopyService {
     /// Number of connected agents.
     #[must_use]
     pub fn clients(&self) -> usize {
-        self.shared.clients.count()
+        self.shared.clients().count()
     }
 
     /// Bytes that it has copied.
     #[must_use]
     pub fn copied_bytes(&self) -> u64 {
-        self.shared.copied_bytes.load(Ordering::Relaxed)
+        self.shared.copied_bytes()
     }
 }
 
@@ -164,8 +134,7 @@ impl Drop for CopyService {
         if !self.fork_generation.is_current() {
             return;
         }
-        self.shared.is_over.store(true, Ordering::Release);
-        self.shared.signal.ring();
+        self.shared.end();
         let Some((engine, server)) = self.threads.take() else { return };
         let has_panicked = engine.join().is_err();
         self.is_closed.store(true, Ordering::Release);

@@ -5,15 +5,14 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use gpu::{Device, Importer, LegacyHandle};
 use ipc::{Channel, ChannelError, DoorbellListener, Message, PidFd};
 
-use super::Shared;
 use super::clients::{Client, LocalMemory, MAX_PAIRS, Pair};
 use super::owners::memory_for;
+use super::shared::Shared;
 use crate::agent::LocalTarget;
 use crate::copy_requests::{OfferedPieces, Opening, Reply, Request, ServiceRing};
 use crate::error::{Context, Error, ErrorKind, Result, failed};
@@ -30,15 +29,19 @@ const IMPORT: &str = "import memory of client";
 const OPEN: &str = "open pair of memory";
 /// Clients at a time, at most.
 pub(super) const MAX_CLIENTS: usize = 1024;
-/// Pairs of one client that are being opened at a time, at most.
-const MAX_OPENINGS: usize = 8;
 /// How long the owner of a region may take to answer.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(4);
 /// How long a client may take to receive a reply.
 const SEND_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The requests of all clients.
-pub(super) struct Requests(pub(super) Arc<Shared>);
+pub(super) struct Requests(Arc<Shared>);
+
+impl Requests {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self(shared)
+    }
+}
 
 /// A connected client, and the memory that it is offering.
 pub(super) struct ConnectedClient {
@@ -66,11 +69,11 @@ struct WakeEngine(Arc<Shared>);
 
 impl DoorbellListener for WakeEngine {
     fn rung(&self) {
-        self.0.signal.ring();
+        self.0.wake();
     }
 
     fn check(&self) {
-        self.0.signal.ring();
+        self.0.wake();
     }
 }
 
@@ -99,8 +102,8 @@ impl Handler for Requests {
     }
 
     fn disconnected(&mut self, client: ConnectedClient) {
-        self.0.clients.remove(&client.client);
-        self.0.signal.ring();
+        self.0.clients().remove(&client.client);
+        self.0.wake();
     }
 }
 
@@ -111,11 +114,11 @@ pub(super) fn refusal(pair: u32, error: &Error) -> Vec<u8> {
 impl Requests {
     fn admit(&self, channel: &Channel, message: Message) -> Result<ConnectedClient> {
         let shared = &self.0;
-        if shared.clients.count() >= MAX_CLIENTS {
+        if shared.clients().count() >= MAX_CLIENTS {
             let detail = format!("the copy service has {MAX_CLIENTS} clients, the maximum");
             return Err(Error::new(ADMIT, ErrorKind::TooMany, detail));
         }
-        let (Request::Hello(hello), descriptors) = Request::read(message)? else {
+        let (Request::Hello(_, label), descriptors) = Request::read(message)? else {
             return Err(malformed(ADMIT, "expected a hello"));
         };
         let Ok([pidfd, doorbell]) = <[OwnedFd; 2]>::try_from(descriptors) else {
@@ -126,16 +129,16 @@ impl Requests {
         let ring = ServiceRing::create()?;
         let of_client = ring.doorbell().ok_or("no doorbell").map_err(failed(ADMIT))?;
         let wake = Arc::new(WakeEngine(Arc::clone(shared)));
-        let listener = shared.watcher.listen(of_client, wake).map_err(failed(ADMIT))?;
-        let pidfd = shared.owners.local_target().pidfd();
+        let listener = shared.watcher().listen(of_client, wake).map_err(failed(ADMIT))?;
+        let pidfd = shared.owners().local_target().pidfd();
         channel
             .send(&Reply::Welcome.encode(), &[pidfd, ring.as_fd()], Duration::ZERO)
             .during(ADMIT)?;
-        let named = (shared.clients.next_number(), hello.label);
+        let number = shared.clients().next_number();
         let replies = channel.try_clone().during(ADMIT)?;
-        let client = Arc::new(Client::new(named, replies, doorbell, ring, listener));
-        shared.clients.add(Arc::clone(&client));
-        shared.signal.ring();
+        let client = Arc::new(Client::new(number, label, replies, doorbell, ring, listener));
+        shared.clients().add(Arc::clone(&client));
+        shared.wake();
         Ok(ConnectedClient { client, offer: None })
     }
 
@@ -143,14 +146,14 @@ impl Requests {
         const OPERATION: &str = "read request";
         let (request, descriptors) = Request::read(message)?;
         match request {
-            Request::Hello(_) => return Err(malformed(OPERATION, "second hello")),
+            Request::Hello(..) => return Err(malformed(OPERATION, "second hello")),
             Request::Close(pair) => connected.client.close_pair(pair),
             Request::Open(_) if connected.offer.is_some() => {
                 return Err(malformed(OPERATION, "pieces are missing"));
             }
             Request::Open(opening) => {
-                let Some(described) = &opening.local else {
-                    match connected.client.memory(opening.memory) {
+                let Some(described) = opening.local() else {
+                    match connected.client.memory(opening.memory()) {
                         Some(memory) => self.open(&connected.client, opening, Ok(memory)),
                         None => {
                             let detail = "the memory was not offered";
@@ -173,7 +176,7 @@ impl Requests {
             let Offer { opening, region, import, .. } = offer;
             let memory = import.and_then(|import| import.finish(&region)).map(Arc::new);
             if let Ok(memory) = &memory {
-                connected.client.add_memory(opening.memory, memory);
+                connected.client.add_memory(opening.memory(), memory);
             }
             self.open(&connected.client, opening, memory);
         }
@@ -182,32 +185,31 @@ impl Requests {
 
     /// Opens a pair in a thread of its own, and sends the reply.
     fn open(&self, client: &Arc<Client>, opening: Opening, local: Result<Arc<LocalMemory>>) {
-        let is_crowded = client.openings.fetch_add(1, Ordering::AcqRel) >= MAX_OPENINGS;
-        let (shared, opener) = (Arc::clone(&self.0), Arc::clone(client));
-        let pair = opening.pair;
-        let reply = move || {
+        let pair = opening.pair();
+        if !client.begin_opening() {
             let detail = "the client opens too many pairs at a time";
-            let opened = match (local, is_crowded) {
-                (_, true) => Err(Error::new(OPEN, ErrorKind::TooMany, detail)),
-                (Err(error), _) => Err(error),
-                (Ok(local), false) => open_pair(&shared, &opener, &opening, local),
-            };
+            let error = Error::new(OPEN, ErrorKind::TooMany, detail);
+            client.reply(&refusal(pair, &error), Duration::ZERO);
+            return;
+        }
+        let (shared, opener) = (Arc::clone(&self.0), Arc::clone(client));
+        let open = move || {
+            let opened = local.and_then(|local| open_pair(&shared, &opener, &opening, local));
             let bytes = match opened {
                 Ok(()) => Reply::Opened(pair).encode(),
                 Err(error) => {
-                    tracing::debug!(%error, client = opener.label, "a pair was not opened");
+                    tracing::debug!(%error, client = opener.label(), "a pair was not opened");
                     refusal(pair, &error)
                 }
             };
-            opener.openings.fetch_sub(1, Ordering::AcqRel);
-            if opener.channel.send(&bytes, &[], SEND_TIMEOUT).is_err() {
+            opener.end_opening();
+            if !opener.reply(&bytes, SEND_TIMEOUT) {
                 opener.close_pair(pair);
             }
         };
-        if let Err(error) = threads::spawn("fabricast-open", reply) {
-            client.openings.fetch_sub(1, Ordering::AcqRel);
-            let error = failed(OPEN)(error);
-            let _ = client.channel.send(&refusal(pair, &error), &[], Duration::ZERO);
+        if let Err(error) = threads::spawn("fabricast-open", open) {
+            client.end_opening();
+            client.reply(&refusal(pair, &failed(OPEN)(error)), Duration::ZERO);
         }
     }
 }
@@ -219,8 +221,8 @@ fn open_pair(
     local: Arc<LocalMemory>,
 ) -> Result<()> {
     let end = ipc::deadline(OWNER_TIMEOUT);
-    let owner = shared.owners.find(opening.remote.agent, end)?;
-    let region = owner.describe(&opening.remote, end)?;
+    let owner = shared.owners().find(opening.remote().agent(), end)?;
+    let region = owner.describe(opening.remote(), end)?;
     let device = match (&*local, region.device) {
         (LocalMemory::Device(memory), _) => memory.mapped_for().clone(),
         (LocalMemory::Host(_), Some(device)) => Device::for_memory_of(device).during(OPEN)?,
@@ -235,17 +237,8 @@ fn open_pair(
         LocalMemory::Device(memory) => memory.clone(),
         LocalMemory::Host(buffer) => buffer.pinned_for(&device)?,
     };
-    let pair = Pair {
-        device,
-        local: local_memory,
-        remote,
-        remote_length: region.length,
-        rights: region.rights,
-        region: region.number,
-        owner,
-        _local_memory: local,
-    };
-    match client.add_pair(opening.pair, pair) {
+    let pair = Pair::new(device, local_memory, remote, region, owner, local);
+    match client.add_pair(opening.pair(), pair) {
         true => Ok(()),
         false => {
             let detail = format!("the number is taken, or the client has {MAX_PAIRS} pairs");
@@ -309,14 +302,14 @@ impl Offer {
     }
 
     fn add(&mut self, pieces: OfferedPieces, descriptors: Vec<OwnedFd>) -> Result<()> {
-        let OfferedPieces { total, bytes, lengths } = pieces;
+        let (total, bytes, lengths) = (pieces.total(), pieces.bytes(), pieces.lengths());
         if total != self.region.pieces || self.received + lengths.len() as u32 > total {
             return Err(malformed(IMPORT, "more pieces than described"));
         }
         self.received += lengths.len() as u32;
         for (descriptor, length) in descriptors.into_iter().zip(lengths) {
             if let Ok(import) = &mut self.import
-                && let Err(error) = import.add(bytes, descriptor, length)
+                && let Err(error) = import.add(bytes, descriptor, *length)
             {
                 self.import = Err(error);
             }

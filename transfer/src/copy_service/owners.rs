@@ -75,7 +75,7 @@ impl Owners {
 impl Owner {
     /// The region with this number and ticket, as the owner describes it.
     pub(super) fn describe(&self, region: &RegionName, end: Instant) -> Result<RegionDescriptor> {
-        lock(&self.exchange).describe(region.number, region.ticket, end)
+        lock(&self.exchange).describe(region.number(), region.ticket(), end)
     }
 
     /// Maps a region that the owner described, once: device memory for a device of the service.

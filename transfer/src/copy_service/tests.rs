@@ -8,9 +8,7 @@ use ipc::{Channel, PidFd, Segment, Words};
 
 use super::*;
 use crate::agent::{Agent, AgentOptions, LocalTarget};
-use crate::copy_requests::{
-    ClientHello, ClientRing, OfferedPieces, Opening, RegionName, Reply, Request,
-};
+use crate::copy_requests::{ClientRing, OfferedPieces, Opening, RegionName, Reply, Request};
 use crate::path::Operation;
 use crate::region::{Buffer, Region, RegionDescriptor, Rights};
 
@@ -66,11 +64,11 @@ impl RawClient {
     fn connect(setting: &Setting) -> Self {
         let local_target = LocalTarget::new("raw".to_owned(), Admission::own_user()).unwrap();
         let channel = Channel::connect(setting.service.socket(), TIMEOUT).unwrap();
-        let hello = ClientHello { identity: [7; 16], label: "raw".to_owned() };
         let pidfd = PidFd::of_this_process().unwrap();
         let doorbell = local_target.shared_files().unwrap().1;
         let descriptors = [pidfd.as_fd(), doorbell];
-        channel.send(&Request::Hello(hello).encode(), &descriptors, TIMEOUT).unwrap();
+        let hello = Request::Hello([7; 16], "raw".to_owned()).encode();
+        channel.send(&hello, &descriptors, TIMEOUT).unwrap();
         let mut message = channel.receive(TIMEOUT).unwrap();
         assert_eq!(Reply::read("test", &message.bytes).unwrap(), Reply::Welcome);
         let ring_segment = message.descriptors.pop().unwrap();
@@ -94,14 +92,14 @@ impl RawClient {
         let pair = self.next_pair;
         self.next_pair += 1;
         let described = local.encode().unwrap();
-        let opening = Opening { pair, memory: u64::from(pair), local: Some(described), remote };
+        let opening = Opening::new(pair, u64::from(pair), Some(described), remote);
         self.channel.send(&Request::Open(opening).encode(), &[], TIMEOUT).unwrap();
         let files = files.unwrap_or_else(|| {
             (0..local.pieces as usize).map(|at| self.memory.export_piece(at).unwrap().0).collect()
         });
         if !files.is_empty() {
             let lengths = vec![LENGTH; files.len()];
-            let pieces = OfferedPieces { total: local.pieces, bytes: LENGTH, lengths };
+            let pieces = OfferedPieces::new(local.pieces, LENGTH, lengths);
             let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
             let _ = self.channel.send(&Request::Pieces(pieces).encode(), &files, TIMEOUT);
         }
@@ -178,9 +176,9 @@ fn region_is_opened_only_with_its_ticket() {
     let described = client.described();
     let name = || RegionName::of(region.descriptor());
     for (remote, expected) in [
-        (RegionName { ticket: 1, ..name() }, ErrorKind::Stale),
-        (RegionName { number: 900, ..name() }, ErrorKind::Stale),
-        (RegionName { agent: [9; 16], ..name() }, ErrorKind::Failed),
+        (RegionName::new(name().agent(), name().number(), 1), ErrorKind::Stale),
+        (RegionName::new(name().agent(), 900, name().ticket()), ErrorKind::Stale),
+        (RegionName::new([9; 16], name().number(), name().ticket()), ErrorKind::Failed),
     ] {
         let refused = client.open(&described, remote, None).unwrap_err();
         assert_eq!(refused, expected);

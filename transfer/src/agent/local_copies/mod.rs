@@ -62,15 +62,32 @@ pub(super) struct LocalCopies {
     block_lists: BlockListPool,
 }
 
+/// The client of a copy service, and its number.
+pub(super) struct ServiceClient<'a> {
+    number: usize,
+    client: &'a mut CopyClient<OperationContext>,
+}
+
+impl ServiceClient<'_> {
+    /// Opens a pair of memory.
+    pub(super) fn open_pair(
+        self,
+        local: &Arc<RegisteredRegion>,
+        remote: &RegionDescriptor,
+        end: Instant,
+    ) -> Result<LocalMover> {
+        let pair = self.client.open_pair(local, remote, end)?;
+        Ok(LocalMover::Service(self.number, pair))
+    }
+}
+
 impl LocalCopies {
-    /// Opens a pair of memory at the copy service of a directory.
-    pub(super) fn open_service_pair(
+    /// The client of the copy service of a directory, made when it is first needed.
+    pub(super) fn service_of(
         &mut self,
         directory: &Path,
         identity: impl FnOnce() -> Result<ClientIdentity>,
-        (local, remote): (&Arc<RegisteredRegion>, &RegionDescriptor),
-        end: Instant,
-    ) -> Result<LocalMover> {
+    ) -> Result<ServiceClient<'_>> {
         let known = self.services.iter().position(|(of, _)| of == directory);
         let number = match known {
             Some(number) => number,
@@ -80,8 +97,7 @@ impl LocalCopies {
                 self.services.len() - 1
             }
         };
-        let pair = self.services[number].1.open_pair(local, remote, end)?;
-        Ok(LocalMover::Service(number, pair))
+        Ok(ServiceClient { number, client: &mut self.services[number].1 })
     }
 
     /// Lists for the blocks of deferred operations.

@@ -21,7 +21,7 @@ use super::host_staged::StagingTarget;
 use super::local_protocol::{Introduction, Request};
 use super::{CONNECT, START};
 use crate::admission::Admission;
-use crate::copy_requests::{ClientHello, ClientIdentity};
+use crate::copy_requests::ClientIdentity;
 use crate::device_memory::WrittenDevices;
 use crate::error::{Error, ErrorKind, Result, failed};
 use crate::rail::{RailHandle, RailOwner};
@@ -116,12 +116,9 @@ impl LocalTarget {
     /// The agent as it introduces itself to the copy service.
     pub(super) fn as_client_of_copy_service(&self) -> Result<ClientIdentity> {
         let copy = |file: BorrowedFd<'_>| file.try_clone_to_owned().map_err(failed(CONNECT));
-        Ok(ClientIdentity {
-            hello: ClientHello { identity: self.identity, label: self.label.clone() },
-            pidfd: copy(self.pidfd.as_fd())?,
-            doorbell: copy(self.doorbell_segment.as_fd())?,
-            trusted_users: self.admission.users.clone(),
-        })
+        let (pidfd, doorbell) = (copy(self.pidfd.as_fd())?, copy(self.doorbell_segment.as_fd())?);
+        let users = self.admission.users.clone();
+        Ok(ClientIdentity::new(self.identity, &self.label, pidfd, doorbell, users))
     }
 
     /// May agents of this user be connected to?
