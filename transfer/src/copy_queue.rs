@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use gpu::{Block, CopyMethod, CopyTimes, Device, Pause, Slice, Stream};
+use gpu::{Block, CopyMethod, CopyTimes, Device, Pause, Point, PreparedBlocks, Slice, Stream};
 
 use crate::blocks::{BlockListPool, BlockQueue, Blocks};
-use crate::error::Result;
+use crate::error::{Context, Result};
 use crate::stream_copies::StreamCopies;
 
 /// Copies submitted to the driver at a time: it blocks the caller at about a thousand.
@@ -17,18 +17,38 @@ const SHORTEST_SLEEP: Duration = Duration::from_micros(60);
 /// Of a copy without an estimate of its own, in a queue: short ones follow each other as fast.
 const SHORT_COPY_TIME: Duration = Duration::from_micros(2);
 
-/// The parameters of a copy by a device.
-#[derive(Debug, Clone, Copy)]
+/// A copy by a device.
+#[derive(Debug)]
 pub(crate) struct CopyRequest<'a> {
-    to: &'a Slice,
-    from: &'a Slice,
-    blocks: Blocks<'a>,
-    by: CopyMethod,
+    list: CopyList<'a>,
+    /// The copy begins after this point of another stream.
+    after: Option<Point>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum CopyList<'a> {
+    Blocks { to: &'a Slice, from: &'a Slice, blocks: Blocks<'a>, by: CopyMethod },
+    Prepared(&'a PreparedBlocks),
+    Selected(&'a PreparedBlocks, &'a [u32]),
 }
 
 impl<'a> CopyRequest<'a> {
     pub(crate) fn new(to: &'a Slice, from: &'a Slice, blocks: Blocks<'a>, by: CopyMethod) -> Self {
-        Self { to, from, blocks, by }
+        Self { list: CopyList::Blocks { to, from, blocks, by }, after: None }
+    }
+
+    /// Prepared blocks: those with these indices, or all.
+    pub(crate) fn prepared(blocks: &'a PreparedBlocks, indices: Option<&'a [u32]>) -> Self {
+        let list = match indices {
+            Some(indices) => CopyList::Selected(blocks, indices),
+            None => CopyList::Prepared(blocks),
+        };
+        Self { list, after: None }
+    }
+
+    /// This copy, begun after a point of another stream.
+    pub(crate) fn after(self, after: Option<Point>) -> Self {
+        Self { after, ..self }
     }
 }
 
@@ -36,10 +56,16 @@ impl<'a> CopyRequest<'a> {
 #[derive(Debug)]
 struct QueuedCopy<T> {
     context: CopyContext<T>,
-    to: Slice,
-    from: Slice,
-    blocks: BlockQueue,
-    by: CopyMethod,
+    list: QueuedList,
+    after: Option<Point>,
+}
+
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "blocks are the usual case")]
+enum QueuedList {
+    Blocks { to: Slice, from: Slice, blocks: BlockQueue, by: CopyMethod },
+    Prepared(PreparedBlocks),
+    Selected(PreparedBlocks, Vec<u32>),
 }
 
 /// The context of a copy, and its bytes.
@@ -47,6 +73,8 @@ struct QueuedCopy<T> {
 struct CopyContext<T> {
     context: T,
     bytes: u64,
+    /// Waits for another stream count in its time, which then says nothing about the device.
+    waits: bool,
 }
 
 /// A stream of copies, each with a context that is returned when it has completed.
@@ -84,8 +112,8 @@ impl<T> CopyQueue<T> {
         let begun = since.max(self.last_done.at);
         let mut end = begun;
         for (context, _) in self.copies.in_flight() {
-            let time = match self.times.estimate(context.bytes) {
-                None if context.bytes >= CopyTimes::SHORTEST => {
+            let time = match self.times.estimate(context.bytes).filter(|_| !context.waits) {
+                None if context.waits || context.bytes >= CopyTimes::SHORTEST => {
                     return Some(Pause::for_end(now, begun, None));
                 }
                 time => time.unwrap_or(SHORT_COPY_TIME),
@@ -104,19 +132,44 @@ impl<T> CopyQueue<T> {
 
     /// Submits a copy, or queues it.
     pub(crate) fn push(&mut self, context: T, bytes: u64, request: CopyRequest<'_>) {
-        let context = CopyContext { context, bytes };
-        if self.copies.count() >= MAX_STREAM_COPIES || !self.waiting.is_empty() {
-            let CopyRequest { to, from, blocks, by } = request;
-            let (to, from, blocks) =
-                (to.clone(), from.clone(), self.block_lists.copy_blocks(blocks));
-            self.waiting.push_back(QueuedCopy { context, to, from, blocks, by });
+        let context = CopyContext { context, bytes, waits: request.after.is_some() };
+        if self.copies.count() < MAX_STREAM_COPIES && self.waiting.is_empty() {
+            self.copies.begin(context, |stream| copy(stream, request));
             return;
         }
-        self.begin(context, request);
+        let CopyRequest { list, after } = request;
+        let list = match list {
+            CopyList::Blocks { to, from, blocks, by } => {
+                let blocks = self.block_lists.copy_blocks(blocks);
+                QueuedList::Blocks { to: to.clone(), from: from.clone(), blocks, by }
+            }
+            CopyList::Prepared(blocks) => QueuedList::Prepared(blocks.clone()),
+            CopyList::Selected(blocks, indices) => {
+                QueuedList::Selected(blocks.clone(), indices.to_vec())
+            }
+        };
+        self.waiting.push_back(QueuedCopy { context, list, after });
     }
 
-    fn begin(&mut self, context: CopyContext<T>, request: CopyRequest<'_>) {
-        self.copies.begin(context, |stream| copy(stream, request));
+    /// Prepares blocks for copies of this queue.
+    pub(crate) fn prepare(
+        &self,
+        to: &Slice,
+        from: &Slice,
+        blocks: Vec<Block>,
+    ) -> Result<PreparedBlocks> {
+        self.copies.stream().prepare_blocks(to, from, blocks).during("prepare transfer")
+    }
+
+    /// Removes the first queued copy that is meant: it has not begun.
+    pub(crate) fn cancel(&mut self, is_meant: impl Fn(&T) -> bool) -> Option<T> {
+        let at = self.waiting.iter().position(|queued| is_meant(&queued.context.context))?;
+        Some(self.waiting.remove(at)?.context.context)
+    }
+
+    /// Where a copy ends on the stream; None if it has not begun or is over.
+    pub(crate) fn end_of(&self, is_meant: impl Fn(&T) -> bool) -> Option<&Point> {
+        self.copies.end_of(|copy| is_meant(&copy.context))
     }
 
     /// Passes completed copies to `done`, the oldest first, and submits queued ones.
@@ -125,16 +178,28 @@ impl<T> CopyQueue<T> {
         let mut has_moved = false;
         while let Some((context, since, outcome)) = self.copies.next_done() {
             // Of several that are done now, only the first was seen in progress before.
-            self.note_end(context.bytes, since, has_moved);
+            self.note_end(context.bytes, since, has_moved || context.waits);
             done(context.context, outcome);
             has_moved = true;
         }
         while self.copies.count() < MAX_STREAM_COPIES {
             let Some(waiting) = self.waiting.pop_front() else { break };
-            let QueuedCopy { context, to, from, mut blocks, by } = waiting;
-            let request = CopyRequest { to: &to, from: &from, blocks: blocks.all(), by };
-            self.begin(context, request);
-            self.block_lists.recycle(blocks);
+            let QueuedCopy { context, list, after } = waiting;
+            match list {
+                QueuedList::Blocks { to, from, mut blocks, by } => {
+                    let request = CopyRequest::new(&to, &from, blocks.all(), by).after(after);
+                    self.copies.begin(context, |stream| copy(stream, request));
+                    self.block_lists.recycle(blocks);
+                }
+                QueuedList::Prepared(blocks) => {
+                    let request = CopyRequest::prepared(&blocks, None).after(after);
+                    self.copies.begin(context, |stream| copy(stream, request));
+                }
+                QueuedList::Selected(blocks, indices) => {
+                    let request = CopyRequest::prepared(&blocks, Some(&indices)).after(after);
+                    self.copies.begin(context, |stream| copy(stream, request));
+                }
+            }
             has_moved = true;
         }
         has_moved
@@ -166,7 +231,14 @@ impl<T> CopyQueue<T> {
 
 /// A single block is a plain copy; several are one request.
 fn copy(stream: &Stream, request: CopyRequest<'_>) -> gpu::Result<()> {
-    let CopyRequest { to, from, blocks, by } = request;
+    if let Some(after) = &request.after {
+        stream.wait_for(after)?;
+    }
+    let (to, from, blocks, by) = match request.list {
+        CopyList::Blocks { to, from, blocks, by } => (to, from, blocks, by),
+        CopyList::Prepared(blocks) => return stream.copy_prepared(blocks),
+        CopyList::Selected(blocks, indices) => return stream.copy_selected(blocks, indices),
+    };
     if let Some(Block { to: at, from: of, length }) = blocks.single() {
         return stream.copy(&to.slice(at, length)?, &from.slice(of, length)?);
     }

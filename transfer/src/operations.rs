@@ -1,5 +1,6 @@
 //! Operations in flight and uncollected outcomes: a table without clocks and devices.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -66,7 +67,12 @@ pub(super) struct OperationInfo {
 #[derive(Debug)]
 enum State {
     Free,
-    InFlight { begun: OperationInfo, is_forgotten: bool },
+    InFlight {
+        begun: OperationInfo,
+        is_forgotten: bool,
+        /// The operation that it is a part of.
+        whole: Option<Token>,
+    },
     Over(Result<Done>),
 }
 
@@ -81,6 +87,17 @@ pub(super) struct Operations {
     slots: Vec<Slot>,
     free: Vec<u32>,
     in_flight: usize,
+    /// Operations with parts in flight.
+    wholes: HashMap<Token, Parts>,
+    /// Operations whose parts are over, with the first failure.
+    over: Vec<(Token, Result<()>)>,
+}
+
+/// The parts of an operation.
+#[derive(Debug, Default)]
+struct Parts {
+    in_flight: usize,
+    failure: Option<Error>,
 }
 
 impl fmt::Display for Token {
@@ -109,7 +126,7 @@ impl Operations {
             }
         };
         let entry = &mut self.slots[slot as usize];
-        entry.state = State::InFlight { begun, is_forgotten: false };
+        entry.state = State::InFlight { begun, is_forgotten: false, whole: None };
         self.in_flight += 1;
         Ok(Token { slot, generation: entry.generation })
     }
@@ -117,14 +134,58 @@ impl Operations {
     /// Records the outcome of an operation. A second outcome is ignored.
     pub(super) fn finish(&mut self, token: Token, outcome: Result<()>) {
         let Some(slot) = self.slot(token) else { return };
-        let State::InFlight { begun, is_forgotten } = &slot.state else { return };
+        let State::InFlight { begun, is_forgotten, whole } = &slot.state else { return };
         let done = Done { bytes: begun.bytes, path: begun.path };
-        let is_forgotten = *is_forgotten;
+        let (is_forgotten, whole) = (*is_forgotten, *whole);
+        let failure = outcome.as_ref().err().cloned();
         slot.state = State::Over(outcome.map(|()| done));
         self.in_flight -= 1;
         if is_forgotten {
             self.release(token);
         }
+        if let Some(whole) = whole {
+            self.part_is_over(whole, failure);
+        }
+    }
+
+    /// Makes an operation in flight a part of another one: its outcome is that of the whole.
+    pub(super) fn join(&mut self, part: Token, of: Token) {
+        let Some(slot) = self.slot(part) else { return };
+        if let State::InFlight { is_forgotten, whole, .. } = &mut slot.state {
+            (*is_forgotten, *whole) = (true, Some(of));
+            self.wholes.entry(of).or_default().in_flight += 1;
+        }
+    }
+
+    fn part_is_over(&mut self, whole: Token, failure: Option<Error>) {
+        let Some(parts) = self.wholes.get_mut(&whole) else { return };
+        parts.in_flight -= 1;
+        if parts.failure.is_none() {
+            parts.failure = failure;
+        }
+        if parts.in_flight == 0
+            && let Some(parts) = self.wholes.remove(&whole)
+        {
+            self.over.push((whole, parts.failure.map_or(Ok(()), Err)));
+        }
+    }
+
+    /// An operation whose parts are over, with the first failure.
+    pub(super) fn take_over(&mut self) -> Option<(Token, Result<()>)> {
+        self.over.pop()
+    }
+
+    /// The parts of an operation that are in flight.
+    pub(super) fn parts_of(&self, of: Token) -> Vec<Token> {
+        let mut parts = Vec::new();
+        for (slot, number) in self.slots.iter().zip(0..) {
+            if let State::InFlight { whole: Some(whole), .. } = &slot.state
+                && *whole == of
+            {
+                parts.push(Token { slot: number, generation: slot.generation });
+            }
+        }
+        parts
     }
 
     /// Describes one operation in flight with a peer.

@@ -99,6 +99,16 @@ impl<T> StreamCopies<T> {
         self.in_flight.iter().map(|in_flight| (&in_flight.context, in_flight.since))
     }
 
+    /// Where a copy in flight ends on the stream, at the latest.
+    pub(crate) fn end_of(&self, is_meant: impl Fn(&T) -> bool) -> Option<&Point> {
+        let at = self.in_flight.iter().position(|copy| is_meant(&copy.context))?;
+        self.in_flight.range(at..).find_map(|copy| copy.point.as_ref())
+    }
+
+    pub(crate) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.in_flight.len()
     }

@@ -20,6 +20,7 @@ mod local_target;
 mod mapping;
 mod options;
 mod peers;
+mod prepared_transfer;
 mod progress;
 mod published_regions;
 mod put_get;
@@ -28,22 +29,25 @@ mod register;
 mod remote_transport;
 mod route;
 mod session_segment;
+mod stream_order;
+mod transfer_parts;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpu::CopyMethod;
+use gpu::Point;
 use ipc::{ForkGeneration, WaitStrategy};
 
 use self::event_queue::EventQueue;
-use self::local_copies::LocalCopies;
+use self::local_copies::{DeferredBlocks, LocalCopies};
 use self::local_target::{LocalServer, OutstandingCopies};
 use self::peers::{Peer, Peers};
 use self::progress::CLOSE_TIMEOUT;
 use self::published_regions::PublishedRegions;
 use self::remote_transport::RemoteTransport;
-use crate::blocks::BlockQueue;
+use self::stream_order::DelayedTransfers;
 use crate::error::{Error, ErrorKind, Result};
 use crate::notice::Notice;
 use crate::operations::{Operations, Token};
@@ -60,6 +64,7 @@ pub use explain::MemoryAttributes;
 pub use leftovers::{Leftovers, clean};
 pub(crate) use local_target::LocalTarget;
 pub use options::{AgentOptions, choose_fabric};
+pub use prepared_transfer::PreparedTransfer;
 pub(crate) use region_owner::{RegionChannel, RegionOwnerSession};
 pub use route::Route;
 
@@ -118,8 +123,9 @@ struct DeferredOperation {
 struct DeferredTransfer {
     operation: Operation,
     route: Route,
-    blocks: BlockQueue,
-    by: CopyMethod,
+    blocks: DeferredBlocks,
+    /// The transfer begins after this point of a stream.
+    after: Option<Point>,
 }
 
 /// Puts into regions of other agents, gets from them, and owns regions itself.
@@ -169,6 +175,10 @@ pub struct Agent {
     local_copies: LocalCopies,
     remote_transport: RemoteTransport,
     operations: Operations,
+    /// Operations with parts in flight.
+    wholes: HashMap<Token, OperationContext>,
+    /// Transfers that wait for streams, on paths without a device of this process.
+    delayed: DelayedTransfers,
     events: EventQueue,
     forces_remote: bool,
     wait_strategy: WaitStrategy,

@@ -1,5 +1,6 @@
 //! Options of an agent, and how it is started with them.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use super::local_target::{self, LocalServer, LocalTarget};
 use super::peers::Peers;
 use super::published_regions::PublishedRegions;
 use super::remote_transport::RemoteTransport;
+use super::stream_order::DelayedTransfers;
 use super::{Agent, START};
 use crate::admission::Admission;
 use crate::error::{Result, failed};
@@ -62,6 +64,8 @@ impl Agent {
             local_copies: LocalCopies::default(),
             remote_transport,
             operations: Operations::default(),
+            wholes: HashMap::new(),
+            delayed: DelayedTransfers::default(),
             events: EventQueue::new(options.first_reserved_tag),
             forces_remote: options.forces_remote,
             wait_strategy: options.wait_strategy,

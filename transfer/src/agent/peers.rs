@@ -95,6 +95,26 @@ impl Peers {
         Some(next)
     }
 
+    /// Removes deferred operations and notices that were not sent, if they are meant.
+    pub(super) fn cancel(
+        &mut self,
+        is_meant: impl Fn(&OperationContext) -> bool,
+    ) -> Vec<OperationContext> {
+        let mut cancelled = Vec::new();
+        for peer in self.all.values_mut() {
+            if let Some(at) = peer.unsent_notices.iter().position(&is_meant) {
+                let unsent = peer.unsent_notices.remove(at);
+                cancelled
+                    .extend(unsent.map(|context| OperationContext { notice: None, ..context }));
+            }
+            if let Some(at) = peer.deferred.iter().position(|it| is_meant(&it.context)) {
+                cancelled.extend(peer.deferred.remove(at).map(|it| it.context));
+                self.deferred -= 1;
+            }
+        }
+        cancelled
+    }
+
     /// Sends notices that found the queue full.
     pub(super) fn send_notices(&mut self, operations: &mut Operations) {
         self.all.values_mut().for_each(|peer| peer.send_notices(operations));

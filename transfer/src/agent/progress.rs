@@ -32,6 +32,8 @@ impl Agent {
         });
         self.peers.send_notices(&mut self.operations);
         has_moved |= self.start_deferred();
+        has_moved |= !self.delayed.is_empty() && self.start_delayed();
+        has_moved |= self.finish_wholes();
         if self.peers.check_alive(&mut self.operations) {
             self.events.update(&self.local_target);
         }
@@ -63,6 +65,7 @@ impl Agent {
 
     pub(super) fn is_busy_with(&self, peer: u32) -> bool {
         self.local_copies.is_busy_with(peer)
+            || self.delayed.is_busy_with(peer)
             || self.remote_transport.is_busy_with(peer)
             || self.peers.find(peer).is_some_and(Peer::is_busy)
     }
@@ -70,6 +73,7 @@ impl Agent {
     /// Cancels all operations with a peer. Waits for copies on devices, at most until `end`.
     pub(super) fn drop_peer(&mut self, number: u32, end: Instant) {
         let (mut cancelled, is_settled) = self.local_copies.cancel(number, end);
+        cancelled.extend(self.delayed.cancel(|context| context.peer == number));
         self.remote_transport.disconnect(number);
         // Last: if it is settled, the peer takes all copies for complete.
         cancelled.extend(self.peers.disconnect(number, is_settled));
@@ -77,6 +81,7 @@ impl Agent {
             let error = Error::new("disconnect", ErrorKind::Closed, "the peer was disconnected");
             self.operations.finish(context.token, Err(error));
         }
+        self.finish_wholes();
     }
 
     /// The outcome of an operation, without waiting: None while it is in flight. An outcome is
@@ -253,7 +258,9 @@ impl Agent {
                 Some(look) if self.remote_transport.is_idle() => end.min(look),
                 Some(look) => end.min(look).min(now + BUSY_PAUSE),
                 None if self.operations.in_flight() == 0 => end,
-                None if self.local_copies.uses_service() => end.min(now + IDLE_PAUSE),
+                None if self.local_copies.uses_service() && self.delayed.is_empty() => {
+                    end.min(now + IDLE_PAUSE)
+                }
                 None => end.min(now + BUSY_PAUSE),
             };
             let exact = look.filter(|_| until > now).map(|_| ExactTimer::set());

@@ -2,10 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use gpu::{Block, CopyMethod};
+use gpu::{Block, CopyMethod, Point};
 
+use super::local_copies::RequestedBlocks;
 use super::peers::Peer;
 use super::route::{DataMover, Route};
+use super::stream_order::copies_by_device;
 use super::{Agent, DeferredOperation, DeferredTransfer, OperationContext, PeerId};
 use crate::blocks::Blocks;
 use crate::error::{Error, ErrorKind, Result};
@@ -202,28 +204,70 @@ impl Agent {
     ) -> Result<Token> {
         let blocks = blocks.into();
         check_fork(self.fork_generation, operation.name())?;
+        let begun = self.check_transfer(operation, route, blocks)?;
+        let requested = RequestedBlocks::Given(blocks, by);
+        self.begin_checked(operation, route, begun, requested, None, notice)
+    }
+
+    /// Checks a transfer, before a byte is copied.
+    pub(super) fn check_transfer(
+        &self,
+        operation: Operation,
+        route: &Route,
+        blocks: Blocks<'_>,
+    ) -> Result<OperationInfo> {
         let label = |peer| self.peers.label(peer);
-        let begun = route.check(operation, blocks, self.local_target.identity, label)?;
-        let bytes = begun.bytes;
-        let (context, after) = self.register_operation(begun, Some(route.region()), notice)?;
+        route.check(operation, blocks, self.local_target.identity, label)
+    }
+
+    /// Starts a transfer that was checked, or defers it.
+    pub(super) fn begin_checked(
+        &mut self,
+        operation: Operation,
+        route: &Route,
+        begun: OperationInfo,
+        requested: RequestedBlocks<'_>,
+        after: Option<Point>,
+        notice: Option<Notice>,
+    ) -> Result<Token> {
+        let (context, fence) = self.register_operation(begun, Some(route.region()), notice)?;
         let token = context.token;
-        route.count(bytes);
-        if let Some(after) = after {
-            let blocks = self.local_copies.block_lists().copy_blocks(blocks);
-            let transfer = Some(DeferredTransfer { operation, route: route.clone(), blocks, by });
-            self.peers.defer(DeferredOperation { context, after, transfer });
-            return Ok(token);
-        }
-        self.move_bytes(operation, route, blocks, by, context).map_err(|failed| {
+        let started = self.start_or_defer(operation, route, requested, after, fence, context);
+        started.map_err(|failed| {
             let (context, error) = *failed;
-            if let Some(peer) = self.peers.find_mut(context.peer) {
-                peer.cancel_unstarted(&context);
-            }
-            self.operations.forget(context.token);
-            self.operations.finish(context.token, Ok(()));
+            self.undo_operation(&context);
             error.with(self.peers.label(context.peer))
         })?;
         Ok(token)
+    }
+
+    /// Starts a registered transfer, or defers it behind a fence.
+    pub(super) fn start_or_defer(
+        &mut self,
+        operation: Operation,
+        route: &Route,
+        requested: RequestedBlocks<'_>,
+        after: Option<Point>,
+        fence: Option<u64>,
+        context: OperationContext,
+    ) -> std::result::Result<(), Box<(OperationContext, Error)>> {
+        route.count(context.bytes);
+        let Some(fence) = fence else {
+            return self.move_bytes(operation, route, requested, after, context);
+        };
+        let blocks = requested.defer(self.local_copies.block_lists());
+        let transfer = Some(DeferredTransfer { operation, route: route.clone(), blocks, after });
+        self.peers.defer(DeferredOperation { context, after: fence, transfer });
+        Ok(())
+    }
+
+    /// Undoes the registration of an operation that was not started.
+    pub(super) fn undo_operation(&mut self, context: &OperationContext) {
+        if let Some(peer) = self.peers.find_mut(context.peer) {
+            peer.cancel_unstarted(context);
+        }
+        self.operations.forget(context.token);
+        self.operations.finish(context.token, Ok(()));
     }
 
     /// Starts deferred operations that are ready, or fails those that depend on a failed one. True
@@ -243,7 +287,7 @@ impl Agent {
                 }
                 None => obstacle.map(|(kind, cause)| Error::new(name, kind, cause)),
             };
-            let Some(DeferredTransfer { operation, route, mut blocks, by }) = transfer else {
+            let Some(transfer) = transfer else {
                 match refusal {
                     Some(error) => self.peers.complete(context, Err(error), &mut self.operations),
                     None => self.finish_without_data(context),
@@ -252,9 +296,8 @@ impl Agent {
             };
             let begun = match refusal {
                 Some(error) => Err(Box::new((context, error))),
-                None => self.move_bytes(operation, &route, blocks.all(), by, context),
+                None => self.start_transfer(transfer, context),
             };
-            self.local_copies.block_lists().recycle(blocks);
             if let Err(failed) = begun {
                 let (context, error) = *failed;
                 self.peers.complete(context, Err(error), &mut self.operations);
@@ -263,9 +306,21 @@ impl Agent {
         has_any
     }
 
+    /// Starts a transfer that was deferred.
+    pub(super) fn start_transfer(
+        &mut self,
+        transfer: DeferredTransfer,
+        context: OperationContext,
+    ) -> std::result::Result<(), Box<(OperationContext, Error)>> {
+        let DeferredTransfer { operation, route, mut blocks, after } = transfer;
+        let begun = self.move_bytes(operation, &route, blocks.requested(), after, context);
+        blocks.recycle(self.local_copies.block_lists());
+        begun
+    }
+
     /// Registers an operation, unless the peer or its region is lost. With a fence, also returns
     /// the epoch before which all operations must complete first.
-    fn register_operation(
+    pub(super) fn register_operation(
         &mut self,
         begun: OperationInfo,
         region: Option<u64>,
@@ -288,21 +343,34 @@ impl Agent {
         &mut self,
         operation: Operation,
         route: &Route,
-        blocks: Blocks<'_>,
-        by: CopyMethod,
+        requested: RequestedBlocks<'_>,
+        after: Option<Point>,
         context: OperationContext,
     ) -> std::result::Result<(), Box<(OperationContext, Error)>> {
-        if context.bytes == 0 {
+        if context.bytes == 0 && after.is_none() {
             self.finish_without_data(context);
             return Ok(());
         }
+        let after = match after {
+            Some(after) if context.bytes > 0 && copies_by_device(route) => Some(after),
+            Some(after) => {
+                let blocks = requested.defer(self.local_copies.block_lists());
+                let route = route.clone();
+                let transfer = DeferredTransfer { operation, route, blocks, after: None };
+                self.delayed.push(after, transfer, context);
+                return Ok(());
+            }
+            None => None,
+        };
         match route.0.mover() {
             DataMover::Local(mover) => {
-                return self.local_copies.begin(operation, mover, blocks, by, context);
+                return self.local_copies.begin(operation, mover, requested, after, context);
             }
             DataMover::Rails(lanes) => {
                 let is_remote = self.peers.find(context.peer).is_some_and(Peer::is_remote);
                 let (transport, route) = (&mut self.remote_transport, &route.0);
+                let mut store = Vec::new();
+                let blocks = requested.list(&mut store);
                 transport.submit_stripes(operation, route, lanes, blocks, context, is_remote);
                 self.finish_remote();
             }
@@ -311,7 +379,7 @@ impl Agent {
     }
 
     /// An operation without data: sends its notice, if any.
-    fn finish_without_data(&mut self, context: OperationContext) {
+    pub(super) fn finish_without_data(&mut self, context: OperationContext) {
         match self.peers.find(context.peer) {
             Some(peer) if peer.is_remote() && context.notice.is_some() => {
                 self.remote_transport.send_notice(context);

@@ -73,6 +73,20 @@ impl Route {
         Self(Arc::new(RouteInner { agent, peer, local, remote, choice, path, fallback, mover }))
     }
 
+    /// The number of the peer.
+    pub(super) fn peer(&self) -> u32 {
+        self.0.peer
+    }
+
+    /// Fails for a route of another agent.
+    pub(super) fn check_owner(&self, operation: Operation, agent: [u8; 16]) -> Result<()> {
+        if self.0.agent == agent {
+            return Ok(());
+        }
+        let detail = "the route belongs to another agent";
+        Err(Error::new(operation.name(), ErrorKind::Stale, detail))
+    }
+
     /// The number of the remote region.
     pub(super) fn region(&self) -> u64 {
         self.0.remote.number
@@ -93,9 +107,7 @@ impl Route {
     ) -> Result<OperationInfo> {
         let inner = &self.0;
         let name = operation.name();
-        if inner.agent != agent {
-            return Err(Error::new(name, ErrorKind::Stale, "the route belongs to another agent"));
-        }
+        self.check_owner(operation, agent)?;
         let (local, remote) = self.lengths();
         let rights = inner.remote.rights;
         let (to, from) = operation.to_and_from(local, remote);

@@ -330,6 +330,19 @@ impl<T> CopyClient<T> {
         has_moved
     }
 
+    /// Stops a transfer: nothing more of it is posted, and it ends as cancelled when the posted
+    /// requests are over. False if all of it is posted.
+    pub(crate) fn stop(&mut self, is_meant: impl Fn(&T) -> bool) -> bool {
+        let mut transfers = self.transfers.iter_mut();
+        let found = transfers.find(|transfer| is_meant(&transfer.context));
+        let Some(transfer) = found.filter(|transfer| !transfer.rest.is_empty()) else {
+            return false;
+        };
+        let error = Error::new(COPY, ErrorKind::Cancelled, "the transfer was cancelled");
+        transfer.failure.get_or_insert(error);
+        true
+    }
+
     /// Ends transfers: nothing more of them is posted, and posted requests are waited for until
     /// `end`. Returns their contexts, and false if the service may still copy for one: its memory is
     /// never freed then.

@@ -25,6 +25,7 @@ mod own_memory;
 mod peer_process;
 mod pods;
 mod rails;
+mod requests;
 mod spinning;
 mod staged;
 mod unreachable;

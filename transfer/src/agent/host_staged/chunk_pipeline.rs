@@ -284,6 +284,22 @@ impl<T> ChunkPipeline<T> {
         }
     }
 
+    /// Ends a transfer with an error when its chunks in slots are over, and begins no more. False if it
+    /// has no more.
+    pub(super) fn stop(&mut self, is_meant: impl Fn(&T) -> bool, error: Error) -> bool {
+        let mut transfers = self.transfers.iter_mut();
+        let found = transfers.find(|(_, transfer)| is_meant(&transfer.context));
+        let Some((number, transfer)) = found else { return false };
+        if transfer.request.blocks.is_empty() {
+            return false;
+        }
+        let number = *number;
+        transfer.failure.get_or_insert(error);
+        transfer.request.blocks = BlockQueue::default();
+        self.finish_if_over(number);
+        true
+    }
+
     /// Fails all transfers, because no answer will come. Copies on this side are still waited for.
     /// `why` gets the operation, its bytes, and how many of them have arrived.
     pub(super) fn fail_all(&mut self, why: impl Fn(Operation, u64, u64) -> Error) {

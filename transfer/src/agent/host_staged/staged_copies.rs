@@ -152,6 +152,15 @@ impl<T> StagedCopies<T> {
         self.sessions.values().filter_map(|session| session.pause(now)).min()
     }
 
+    /// Stops a transfer: it ends as cancelled when what is in flight is over. False if all of it is.
+    pub(in crate::agent) fn stop(&mut self, is_meant: impl Fn(&T) -> bool) -> bool {
+        self.sessions.values_mut().any(|session| {
+            let cause = "the transfer was cancelled";
+            let error = Error::new("copy through the host", ErrorKind::Cancelled, cause);
+            session.pipeline.stop(|transfer| is_meant(&transfer.context), error)
+        })
+    }
+
     /// Cancels the transfers with a peer. Waits for devices, at most until `end`. Returns their
     /// contexts, and whether devices are done.
     pub(in crate::agent) fn cancel(&mut self, peer: u32, end: Instant) -> (Vec<T>, bool) {

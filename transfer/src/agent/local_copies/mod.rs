@@ -1,6 +1,7 @@
 //! Copies between memory that this process has mapped: by devices and by the CPU.
 
 mod cpu_copy;
+mod requested_blocks;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -8,19 +9,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use gpu::{Block, CopyMethod, Device, DeviceName, Pause, Slice};
+use gpu::{Block, Device, DeviceName, Pause, Point, PreparedBlocks, Slice};
 
 use super::OperationContext;
 use super::host_staged::{StagedCopies, StagedMover};
-use crate::blocks::{BlockListPool, BlockQueue, Blocks};
-use crate::copy_queue::{CopyQueue, CopyRequest};
+use crate::blocks::{BlockListPool, BlockQueue};
+use crate::copy_queue::CopyQueue;
 use crate::copy_requests::{ClientIdentity, CopyClient, ServicePair};
 use crate::error::{Error, Result};
 use crate::host_buffer::HostBuffer;
+use crate::operations::Token;
 use crate::path::Operation;
 use crate::region::{RegionDescriptor, RegisteredRegion};
 
 pub(super) use cpu_copy::CopyBuffer;
+pub(super) use requested_blocks::{DeferredBlocks, PreparedList, RequestedBlocks};
 
 /// Shorter copies have their own stream, so that they do not wait behind copies that take
 /// milliseconds.
@@ -50,10 +53,19 @@ struct CpuCopy {
     block: Block,
 }
 
+/// Copies of different classes do not wait for each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum CopyClass {
+    Small,
+    Large,
+    /// Copies that wait for streams of the caller.
+    InStreamOrder,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct LocalCopies {
-    /// By peer and device, small and large copies.
-    queues: HashMap<(u32, DeviceName, bool), CopyQueue<OperationContext>>,
+    /// By peer, device and class of copies.
+    queues: HashMap<(u32, DeviceName, CopyClass), CopyQueue<OperationContext>>,
     cpu_copies: VecDeque<CpuCopy>,
     /// Transfers by the copy services of directories, once a route takes that path.
     services: Vec<(PathBuf, CopyClient<OperationContext>)>,
@@ -105,43 +117,74 @@ impl LocalCopies {
         &mut self.block_lists
     }
 
-    /// Starts a copy, or queues it.
+    /// The queue for copies of a device with a peer.
+    fn queue(
+        &mut self,
+        peer: u32,
+        device: &Device,
+        class: CopyClass,
+    ) -> Result<&mut CopyQueue<OperationContext>> {
+        match self.queues.entry((peer, device.name(), class)) {
+            Entry::Occupied(queue) => Ok(queue.into_mut()),
+            Entry::Vacant(slot) => Ok(slot.insert(CopyQueue::new(device)?)),
+        }
+    }
+
+    /// Prepares blocks for a device that copies with a peer. None if no device copies.
+    pub(super) fn prepare(
+        &mut self,
+        peer: u32,
+        operation: Operation,
+        mover: &LocalMover,
+        blocks: &[Block],
+    ) -> Result<Option<PreparedBlocks>> {
+        let LocalMover::Device { device, local, remote } = mover else { return Ok(None) };
+        let (to, from) = operation.to_and_from(local, remote);
+        let queue = self.queue(peer, device, CopyClass::Large)?;
+        queue.prepare(to, from, blocks.to_vec()).map(Some)
+    }
+
+    /// Starts a copy, or queues it; a device's copy after a point of another stream.
     pub(super) fn begin(
         &mut self,
         operation: Operation,
         mover: &LocalMover,
-        blocks: Blocks<'_>,
-        by: CopyMethod,
+        requested: RequestedBlocks<'_>,
+        after: Option<Point>,
         context: OperationContext,
     ) -> std::result::Result<(), Box<(OperationContext, Error)>> {
+        let mut store = Vec::new();
         match mover {
             LocalMover::Service(number, pair) => {
+                let blocks = requested.list(&mut store);
                 self.services[*number].1.begin(context, pair, operation, blocks);
             }
             LocalMover::Staged(mover) => {
-                let blocks = self.block_lists.copy_blocks(blocks);
+                let blocks = self.block_lists.copy_blocks(requested.list(&mut store));
                 let (peer, bytes) = (context.peer, context.bytes);
                 self.staged.begin(peer, operation, mover, blocks, bytes, context);
             }
             LocalMover::Cpu { local, remote } => {
                 let remote = CopyBuffer::Host(remote.clone());
                 let (to, from) = operation.to_and_from(local.clone(), remote);
-                let blocks = self.block_lists.copy_blocks(blocks);
+                let blocks = self.block_lists.copy_blocks(requested.list(&mut store));
                 let block = Block::default();
                 self.cpu_copies.push_back(CpuCopy { context, to, from, blocks, block });
             }
             LocalMover::Device { device, local, remote } => {
                 let (to, from) = operation.to_and_from(local, remote);
-                let key = (context.peer, device.name(), context.bytes < SMALL_COPY);
-                let queue = match self.queues.entry(key) {
-                    Entry::Occupied(queue) => queue.into_mut(),
-                    Entry::Vacant(slot) => match CopyQueue::new(device) {
-                        Ok(queue) => slot.insert(queue),
-                        Err(error) => return Err(Box::new((context, error))),
-                    },
+                let (peer, bytes) = (context.peer, context.bytes);
+                let class = match after {
+                    Some(_) => CopyClass::InStreamOrder,
+                    None if bytes < SMALL_COPY => CopyClass::Small,
+                    None => CopyClass::Large,
                 };
-                let bytes = context.bytes;
-                queue.push(context, bytes, CopyRequest::new(to, from, blocks, by));
+                let queue = match self.queue(peer, device, class) {
+                    Ok(queue) => queue,
+                    Err(error) => return Err(Box::new((context, error))),
+                };
+                let request = requested.copy_request(to, from, &mut store);
+                queue.push(context, bytes, request.after(after));
             }
         }
         Ok(())
@@ -203,6 +246,34 @@ impl LocalCopies {
     pub(super) fn pause(&self, now: Instant) -> Option<Pause> {
         let queues = self.queues.values().filter_map(|queue| queue.pause(now));
         queues.chain(self.staged.pause(now)).min()
+    }
+
+    /// Stops a transfer that has not begun, or what of it has not begun. True if it ends as cancelled:
+    /// its context, if nothing of it is in flight.
+    pub(super) fn cancel_transfer(&mut self, token: Token) -> (bool, Option<OperationContext>) {
+        let is_meant = |context: &OperationContext| context.token == token;
+        let queued = self.queues.values_mut().find_map(|queue| queue.cancel(is_meant));
+        if queued.is_some() {
+            return (true, queued);
+        }
+        if let Some(at) = self.cpu_copies.iter().position(|copy| is_meant(&copy.context)) {
+            let copy = self.cpu_copies.remove(at);
+            return (true, copy.map(|copy| copy.context));
+        }
+        let is_stopped = self.staged.stop(is_meant)
+            || self.services.iter_mut().any(|(_, service)| service.stop(is_meant));
+        (is_stopped, None)
+    }
+
+    /// Does the CPU of this process copy it?
+    pub(super) fn is_copied_by_cpu(&self, token: Token) -> bool {
+        self.cpu_copies.iter().any(|copy| copy.context.token == token)
+    }
+
+    /// Where a transfer ends on the stream of a device; None if it has not begun, is over, or no
+    /// device of this process copies.
+    pub(super) fn end_of(&self, token: Token) -> Option<&Point> {
+        self.queues.values().find_map(|queue| queue.end_of(|context| context.token == token))
     }
 
     /// Cancels all copies of a peer. Waits for devices, at most until `end`. Returns the incomplete
