@@ -1,6 +1,6 @@
 //! Messages between ranks, in notices of an agent.
 //!
-//! A notice has at most 64 bytes, and notices may arrive in any order. The tag of each says to which
+//! A notice has at most 4096 bytes, and notices may arrive in any order. The tag of each says to which
 //! message it belongs:
 //!
 //! ```text

@@ -5,26 +5,49 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Maximum length of a notice's data, in bytes.
-pub const MAX_NOTICE_LENGTH: usize = 64;
-const WORDS: usize = 2 + MAX_NOTICE_LENGTH / 8;
+pub const MAX_NOTICE_LENGTH: usize = 4096;
+/// Shorter data is in the notice itself, without an allocation.
+const INLINE: usize = 64;
 
 /// A notice to a peer after the data of a transfer is visible: a tag and up to
-/// [`MAX_NOTICE_LENGTH`] bytes.
+/// [`MAX_NOTICE_LENGTH`] bytes. Up to 64 bytes are sent at once, more in parts.
 ///
 /// ```
-/// use transfer::Notice;
+/// use transfer::{MAX_NOTICE_LENGTH, Notice};
 /// let notice = Notice::new(7, b"layer 12")?;
 /// assert_eq!((notice.tag, notice.data()), (7, &b"layer 12"[..]));
-/// assert!(Notice::new(7, &[0; 65]).is_err());
+/// assert!(Notice::new(7, &[0; MAX_NOTICE_LENGTH + 1]).is_err());
 /// # Ok::<(), transfer::Error>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "[u64; WORDS]", into = "[u64; WORDS]")]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "SentNotice", into = "SentNotice")]
 pub struct Notice {
     /// Defined by the application.
     pub tag: u64,
-    length: u8,
-    bytes: [u8; MAX_NOTICE_LENGTH],
+    data: Data,
+}
+
+#[derive(Debug, Clone)]
+enum Data {
+    Inline(u8, [u8; INLINE]),
+    Long(Box<[u8]>),
+}
+
+impl PartialEq for Data {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes() == other.bytes()
+    }
+}
+
+impl Eq for Data {}
+
+impl Data {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Inline(length, bytes) => &bytes[..usize::from(*length).min(INLINE)],
+            Self::Long(bytes) => bytes,
+        }
+    }
 }
 
 impl Notice {
@@ -33,43 +56,47 @@ impl Notice {
     /// # Errors
     /// [`OutOfBounds`](ErrorKind::OutOfBounds) if the data is too long.
     pub fn new(tag: u64, data: &[u8]) -> Result<Self> {
-        let mut bytes = [0; MAX_NOTICE_LENGTH];
-        let Some(target) = bytes.get_mut(..data.len()) else {
+        if data.len() > MAX_NOTICE_LENGTH {
             let detail = format!("{} bytes, {MAX_NOTICE_LENGTH} is the maximum", data.len());
             return Err(Error::new("make notice", ErrorKind::OutOfBounds, detail));
+        }
+        let mut bytes = [0; INLINE];
+        let data = match bytes.get_mut(..data.len()) {
+            Some(target) => {
+                target.copy_from_slice(data);
+                Data::Inline(data.len() as u8, bytes)
+            }
+            None => Data::Long(data.into()),
         };
-        target.copy_from_slice(data);
-        Ok(Self { tag, length: data.len() as u8, bytes })
+        Ok(Self { tag, data })
     }
 
     /// The data.
     #[must_use]
     pub fn data(&self) -> &[u8] {
-        &self.bytes[..usize::from(self.length)]
+        self.data.bytes()
     }
 }
 
-impl From<Notice> for [u64; WORDS] {
+/// A notice as it is sent over a fabric.
+#[derive(Serialize, Deserialize)]
+struct SentNotice {
+    tag: u64,
+    data: Vec<u8>,
+}
+
+impl From<Notice> for SentNotice {
     fn from(notice: Notice) -> Self {
-        let mut words = [0; WORDS];
-        words[0] = notice.tag;
-        words[1] = u64::from(notice.length);
-        for (word, bytes) in words[2..].iter_mut().zip(notice.bytes.as_chunks().0) {
-            *word = u64::from_le_bytes(*bytes);
-        }
-        words
+        Self { tag: notice.tag, data: notice.data().to_vec() }
     }
 }
 
-/// Words that a peer wrote: the length is limited.
-impl From<[u64; WORDS]> for Notice {
-    fn from(words: [u64; WORDS]) -> Self {
-        let mut bytes = [0; MAX_NOTICE_LENGTH];
-        for (target, word) in bytes.as_chunks_mut().0.iter_mut().zip(&words[2..]) {
-            *target = word.to_le_bytes();
-        }
-        let length = words[1].min(MAX_NOTICE_LENGTH as u64) as u8;
-        Self { tag: words[0], length, bytes }
+/// A notice that a peer sent: its length is checked.
+impl TryFrom<SentNotice> for Notice {
+    type Error = Error;
+
+    fn try_from(sent: SentNotice) -> Result<Self> {
+        Self::new(sent.tag, &sent.data)
     }
 }
 
@@ -78,16 +105,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notice_is_decoded_and_an_invalid_length_limited() {
-        for length in 0..=MAX_NOTICE_LENGTH {
-            let data: Vec<_> = (0..length as u8).collect();
+    fn notice_has_its_data_and_too_long_data_is_refused() {
+        for length in [0, 1, INLINE - 1, INLINE, INLINE + 1, MAX_NOTICE_LENGTH] {
+            let data: Vec<_> = (0..length).map(|at| (at * 7) as u8).collect();
             let notice = Notice::new(u64::MAX, &data).unwrap();
-            let words = <[u64; WORDS]>::from(notice);
-            assert_eq!(Notice::from(words), notice);
-            assert_eq!(notice.data(), data);
+            assert_eq!((notice.tag, notice.data()), (u64::MAX, &data[..]));
+            assert_eq!(Notice::try_from(SentNotice::from(notice.clone())).unwrap(), notice);
         }
-        let mut words = <[u64; WORDS]>::from(Notice::new(1, &[]).unwrap());
-        words[1] = u64::MAX;
-        assert_eq!(Notice::from(words).data().len(), MAX_NOTICE_LENGTH);
+        let sent = SentNotice { tag: 1, data: vec![0; MAX_NOTICE_LENGTH + 1] };
+        let error = Notice::try_from(sent).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfBounds);
     }
 }

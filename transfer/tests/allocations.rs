@@ -48,7 +48,7 @@ impl Two {
     fn exchange<'a>(&mut self, blocks: impl Into<Blocks<'a>>, tag: u64) {
         let blocks = blocks.into();
         let notice = Notice::new(tag, b"arrived").unwrap();
-        let put = self.here.put(&self.route, blocks, Some(notice)).unwrap();
+        let put = self.here.put(&self.route, blocks, Some(notice.clone())).unwrap();
         self.here.wait(put, TIMEOUT).unwrap();
         self.expect_notice(tag);
         let get = self.here.get(&self.route, blocks, Some(notice)).unwrap();

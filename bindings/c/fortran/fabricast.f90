@@ -65,7 +65,7 @@ module fabricast
     integer(c_int64_t), parameter, public :: FABRICAST_READ = 1
     integer(c_int64_t), parameter, public :: FABRICAST_WRITE = 2
 
-    integer, parameter, public :: FABRICAST_MAX_NOTICE = 64
+    integer, parameter, public :: FABRICAST_MAX_NOTICE = 4096
     integer, parameter, public :: FABRICAST_MAX_STRIDES = 3
     integer(c_int32_t), parameter :: ORDER_FORTRAN = 1
 

@@ -939,7 +939,7 @@ typedef struct fabricast_block {
     uint64_t length;
 } fabricast_block;
 
-#define FABRICAST_MAX_NOTICE 64
+#define FABRICAST_MAX_NOTICE 4096
 
 /* A tag and some bytes that a peer receives as an event: {sizeof notice, 7, "layer 0", 7} */
 typedef struct fabricast_notice {

@@ -42,7 +42,7 @@ layouts! {
     RawEvent: 32,
     RawSampleInfo: 128,
     RawAgentOptions: 72,
-    RawAgentEvent: 448,
+    RawAgentEvent: 4480,
     RawCardInfo: 112,
     RawNotice<'_>: 32,
     RawStrided: 104,

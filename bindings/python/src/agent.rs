@@ -378,7 +378,7 @@ impl PyAgent {
     }
 
     /// Copies from the region here to that of the peer: everything, a list of (to, from, length) in
-    /// bytes, or strided rows. Then the peer gets the notice, a tag and up to 64 bytes.
+    /// bytes, or strided rows. Then the peer gets the notice, a tag and up to 4096 bytes.
     #[pyo3(signature = (route, blocks=None, *, notice=None))]
     fn put(
         &self,

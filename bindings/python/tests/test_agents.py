@@ -125,8 +125,8 @@ def test_errors_have_kinds(pair):
         here.join(peer, read_only.descriptor, local, policy="=cuda-ipc")
     with pytest.raises(errors.Malformed):
         here.connect(b"no card")
-    with pytest.raises(errors.Error, match="64"):
-        here.notify(peer, 1, bytes(65))
+    with pytest.raises(errors.Error, match="4096"):
+        here.notify(peer, 1, bytes(4097))
     there.withdraw(read_only)
     with pytest.raises(errors.Error):
         here.get(route).wait()

@@ -204,7 +204,7 @@ fn rank_that_does_not_receive_a_broadcast_is_named() {
             thread::sleep(2 * SHORT);
             return None;
         }
-        let error = group.broadcast(0, &vec![7; 64 << 10], SHORT).unwrap_err();
+        let error = group.broadcast(0, &vec![7; 8 << 20], SHORT).unwrap_err();
         thread::sleep(SHORT);
         Some(error)
     });

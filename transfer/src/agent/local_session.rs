@@ -146,7 +146,7 @@ impl LocalSession {
     }
 
     /// Sends a notice, without waking the peer. False if the queue is full.
-    pub(super) fn send_notice(&self, notice: &Notice) -> Result<bool> {
+    pub(super) fn send_notice(&mut self, notice: &Notice) -> Result<bool> {
         match self.closed_cause() {
             None => self.segment.send_notice(notice, &self.pidfd),
             Some(cause) => {
@@ -154,6 +154,11 @@ impl LocalSession {
                 Err(Error::new("notify", ErrorKind::Closed, detail))
             }
         }
+    }
+
+    /// The notice that was to be sent again will not be sent.
+    pub(super) fn give_up_notice(&mut self) {
+        self.segment.give_up_notice();
     }
 
     pub(super) fn wake_peer(&self) {

@@ -104,6 +104,9 @@ impl Peers {
         for peer in self.all.values_mut() {
             if let Some(at) = peer.unsent_notices.iter().position(&is_meant) {
                 let unsent = peer.unsent_notices.remove(at);
+                if let Some(local_session) = peer.local_session.as_mut().filter(|_| at == 0) {
+                    local_session.give_up_notice();
+                }
                 cancelled
                     .extend(unsent.map(|context| OperationContext { notice: None, ..context }));
             }
@@ -363,7 +366,7 @@ impl Peer {
 
     /// Sends notices, in order, until the queue is full.
     fn send_notices(&mut self, operations: &mut Operations) {
-        let Some(local_session) = &self.local_session else { return };
+        let Some(local_session) = &mut self.local_session else { return };
         let mut has_sent = false;
         while let Some(OperationContext { token, notice: Some(notice), epoch, .. }) =
             self.unsent_notices.front()

@@ -5,7 +5,8 @@
 //! word 4   1 after a clean close by the initiator
 //! word 8   all copies before this one are done; after a clean close all of them, unless a
 //!          device may still be copying
-//! word 16  a queue of notices: a tag, a length, and up to 64 bytes
+//! word 16  a queue of notices: a tag, a length, and the first 64 bytes; an entry for each further
+//!          64 bytes, whose length is the offset of its bytes, marked as a continuation
 //! ```
 //!
 //! The target creates it, and it ends with the connection. Only the initiator writes the first
@@ -25,7 +26,7 @@ use ipc::{
 use crate::error::{Result, failed};
 use crate::notice::{MAX_NOTICE_LENGTH, Notice};
 
-const LAYOUT: Layout = Layout::new("agent session", 1);
+const LAYOUT: Layout = Layout::new("agent session", 2);
 const BEGUN_WORD: usize = 0;
 const CLOSED_WORD: usize = 4;
 const SETTLED_WORD: usize = 8;
@@ -33,7 +34,11 @@ const QUEUE_WORD: usize = 16;
 /// Maximum of unread notices.
 const DEPTH: u32 = 1024;
 /// A tag, a length, 64 bytes.
-const ENTRY: usize = 2 + MAX_NOTICE_LENGTH / 8;
+const ENTRY: usize = 2 + ENTRY_BYTES / 8;
+/// Bytes of a notice in one entry.
+const ENTRY_BYTES: usize = 64;
+/// Marks an entry that continues a notice.
+const CONTINUES: u64 = 1 << 63;
 /// Operations under the queue's lock are short.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 
@@ -83,6 +88,8 @@ pub(super) struct TargetSegment {
     words: MappedWords,
     queue: Notices,
     subscriber: Subscriber,
+    /// A notice of which entries are missing: its tag, its length, and its bytes so far.
+    partial: Option<(u64, usize, Vec<u8>)>,
 }
 
 impl TargetSegment {
@@ -95,20 +102,54 @@ impl TargetSegment {
         let caller = Caller::new(target(), &ipc::AlwaysAlive);
         let subscriber = queue.subscribe(&caller).map_err(failed(operation))?;
         segment.mark_ready();
-        Ok(Self { words: segment.words(), segment, queue, subscriber })
+        Ok(Self { words: segment.words(), segment, queue, subscriber, partial: None })
     }
 
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         self.segment.as_fd()
     }
 
-    /// The next notice.
+    /// The next notice that has arrived whole.
     #[inline]
     pub(super) fn take(&mut self) -> Option<Notice> {
-        let taken = self.queue.take(&mut self.subscriber)?;
-        let notice = Notice::from(taken.entry);
-        let _ = self.queue.release(&self.subscriber, taken.position);
-        Some(notice)
+        // At most one queue full of entries, whatever the initiator writes.
+        for _ in 0..DEPTH {
+            let taken = self.queue.take(&mut self.subscriber)?;
+            let notice = self.assemble(&taken.entry);
+            let _ = self.queue.release(&self.subscriber, taken.position);
+            if notice.is_some() {
+                return notice;
+            }
+        }
+        None
+    }
+
+    /// The notice that an entry completes. An entry that continues no notice is dropped; one that
+    /// begins another notice ends an incomplete one.
+    fn assemble(&mut self, entry: &[u64; ENTRY]) -> Option<Notice> {
+        let [tag, length, words @ ..] = entry;
+        let mut bytes = [0; ENTRY_BYTES];
+        for (target, word) in bytes.as_chunks_mut().0.iter_mut().zip(words) {
+            *target = word.to_le_bytes();
+        }
+        let (tag, length, mut data) = match length & CONTINUES {
+            0 => (*tag, (*length).min(MAX_NOTICE_LENGTH as u64) as usize, Vec::new()),
+            _ => {
+                let partial = self.partial.take();
+                partial.filter(|(_, _, data)| data.len() as u64 == length & !CONTINUES)?
+            }
+        };
+        let part = &bytes[..(length - data.len()).min(ENTRY_BYTES)];
+        if data.is_empty() && part.len() == length {
+            self.partial = None;
+            return Notice::new(tag, part).ok();
+        }
+        data.extend_from_slice(part);
+        if data.len() == length {
+            return Notice::new(tag, &data).ok();
+        }
+        self.partial = Some((tag, length, data));
+        None
     }
 
     /// The remaining notices of a disconnected initiator: at most one queue full, even if it
@@ -140,6 +181,8 @@ pub(super) struct InitiatorSegment {
     begun: u64,
     /// Completion of the copies, from the oldest incomplete one.
     done: VecDeque<bool>,
+    /// Bytes of the next notice that are in the queue already.
+    sent: usize,
     fork_generation: ForkGeneration,
 }
 
@@ -158,7 +201,7 @@ impl InitiatorSegment {
         let segment = Segment::open(file, LAYOUT).map_err(failed(operation))?;
         let queue = notices(operation, &segment, false)?;
         let (words, fork_generation) = (segment.words(), ForkGeneration::current());
-        Ok(Self { words, queue, begun: 0, done: VecDeque::new(), fork_generation })
+        Ok(Self { words, queue, begun: 0, done: VecDeque::new(), sent: 0, fork_generation })
     }
 
     /// Records the start of a copy. Called *before* checking that its region exists.
@@ -193,16 +236,47 @@ impl InitiatorSegment {
         }
     }
 
-    /// Sends a notice. False if the queue is full.
-    pub(super) fn send_notice(&self, notice: &Notice, pidfd: &PidFd) -> Result<bool> {
+    /// Sends a notice. False if the queue is full: then the same notice is to be sent again, or
+    /// [given up](Self::give_up_notice).
+    pub(super) fn send_notice(&mut self, notice: &Notice, pidfd: &PidFd) -> Result<bool> {
         let operation = "send notice";
         let liveness = OtherSide { name: target(), pidfd };
         let caller = Caller { timeout: LOCK_TIMEOUT, ..Caller::new(initiator(), &liveness) };
-        match self.queue.publish(&caller, (*notice).into(), |_| {}) {
-            Err(QueueError::Full) => Ok(false),
-            published => published.map(|_| true).map_err(failed(operation)),
+        loop {
+            match self.queue.publish(&caller, entry_of(notice, self.sent), |_| {}) {
+                Err(QueueError::Full) => return Ok(false),
+                published => published.map(drop).map_err(failed(operation))?,
+            }
+            self.sent += ENTRY_BYTES;
+            if self.sent >= notice.data().len() {
+                self.sent = 0;
+                return Ok(true);
+            }
         }
     }
+
+    /// The rest of a notice will not be sent: the target drops its first part.
+    pub(super) fn give_up_notice(&mut self) {
+        self.sent = 0;
+    }
+}
+
+/// The entry of a notice with the bytes from an offset on.
+fn entry_of(notice: &Notice, offset: usize) -> [u64; ENTRY] {
+    let data = notice.data();
+    let mut entry = [0; ENTRY];
+    entry[0] = notice.tag;
+    entry[1] = match offset {
+        0 => data.len() as u64,
+        _ => CONTINUES | offset as u64,
+    };
+    let mut bytes = [0; ENTRY_BYTES];
+    let part = &data[offset..data.len().min(offset + ENTRY_BYTES)];
+    bytes[..part.len()].copy_from_slice(part);
+    for (word, bytes) in entry[2..].iter_mut().zip(bytes.as_chunks().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    entry
 }
 
 #[cfg(test)]
@@ -218,7 +292,7 @@ mod tests {
 
     #[test]
     fn notices_arrive_in_order_until_there_is_no_room() {
-        let (mut target, initiator_side, pidfd) = both();
+        let (mut target, mut initiator_side, pidfd) = both();
         let notice = |tag| Notice::new(tag, &[7; 3]).unwrap();
         for tag in 0..u64::from(DEPTH) {
             assert!(initiator_side.send_notice(&notice(tag), &pidfd).unwrap());
@@ -233,8 +307,55 @@ mod tests {
     }
 
     #[test]
+    fn long_notices_arrive_whole_whatever_the_room() {
+        let (mut target, mut initiator_side, pidfd) = both();
+        let notice = |tag: u64, length: usize| {
+            let data: Vec<_> = (0..length).map(|at| (at as u64 * 31 + tag) as u8).collect();
+            Notice::new(tag, &data).unwrap()
+        };
+        let lengths = [0, 64, 65, 127, 128, 129, 4095, MAX_NOTICE_LENGTH];
+        let mut next = 0;
+        // More than fit: each time as much as there is room for.
+        for tag in 0..400 {
+            let sent = notice(tag, lengths[tag as usize % lengths.len()]);
+            while !initiator_side.send_notice(&sent, &pidfd).unwrap() {
+                let taken = target.take().unwrap();
+                assert_eq!(taken, notice(next, lengths[next as usize % lengths.len()]));
+                next += 1;
+            }
+        }
+        while let Some(taken) = target.take() {
+            assert_eq!(taken, notice(next, lengths[next as usize % lengths.len()]));
+            next += 1;
+        }
+        assert_eq!(next, 400);
+    }
+
+    #[test]
+    fn incomplete_notices_and_false_entries_are_dropped() {
+        let (mut target, mut initiator_side, pidfd) = both();
+        let long = Notice::new(1, &[5; 4096]).unwrap();
+        let short = Notice::new(2, b"next").unwrap();
+        while initiator_side.send_notice(&long, &pidfd).unwrap() {}
+        initiator_side.give_up_notice();
+        while target.take().is_some() {}
+        assert!(initiator_side.send_notice(&short, &pidfd).unwrap());
+        assert_eq!(target.take(), Some(short.clone()), "the incomplete one is dropped");
+        let liveness = OtherSide { name: super::target(), pidfd: &pidfd };
+        let caller = Caller::new(initiator(), &liveness);
+        for words in [[7, CONTINUES | 64], [7, CONTINUES], [7, u64::MAX], [7, u64::MAX >> 1]] {
+            let mut entry = [0; ENTRY];
+            entry[..2].copy_from_slice(&words);
+            initiator_side.queue.publish(&caller, entry, |_| {}).unwrap();
+            assert_eq!(target.take(), None, "{words:?}");
+        }
+        assert!(initiator_side.send_notice(&short, &pidfd).unwrap());
+        assert_eq!(target.take(), Some(short));
+    }
+
+    #[test]
     fn notices_after_the_end_are_taken_only_once() {
-        let (mut target, initiator_side, pidfd) = both();
+        let (mut target, mut initiator_side, pidfd) = both();
         let notice = Notice::new(1, b"more").unwrap();
         assert!(initiator_side.send_notice(&notice, &pidfd).unwrap());
         // The initiator sends one more for each that is taken.

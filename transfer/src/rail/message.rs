@@ -13,13 +13,14 @@ use serde::{Deserialize, Serialize};
 use super::Chunk;
 use crate::device_memory::MemoryEnd;
 use crate::error::Result;
-use crate::notice::Notice;
+use crate::notice::{MAX_NOTICE_LENGTH, Notice};
 use crate::refusal::Refusal;
 use crate::wire::{self, MAX_ADDRESS_LENGTH, MAX_LABEL_LENGTH};
 
 const OPERATION: &str = "read message";
-const VERSION: u8 = 3;
-pub(crate) const MAX_MESSAGE_LENGTH: usize = 4096;
+const VERSION: u8 = 4;
+/// A notice of the maximum length, and its frame.
+pub(crate) const MAX_MESSAGE_LENGTH: usize = MAX_NOTICE_LENGTH + 256;
 const MAX_MEMORY_KEY_LENGTH: usize = 3072;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

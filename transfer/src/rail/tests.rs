@@ -287,13 +287,13 @@ fn notices_beyond_the_credit_end_the_session() {
     let notice = Notice::new(1, b"").unwrap();
     let mut world = World::with_initiator();
     for _ in 0..64 {
-        world.driver.handle_at_target(SESSION, Message::Notice(notice));
+        world.driver.handle_at_target(SESSION, Message::Notice(notice.clone()));
     }
     assert!(world.has_initiator());
     assert_eq!(world.tags().len(), 64);
     // The agent took one notice, so there is credit for another one.
     world.driver.notices_taken(SESSION, 1);
-    world.driver.handle_at_target(SESSION, Message::Notice(notice));
+    world.driver.handle_at_target(SESSION, Message::Notice(notice.clone()));
     assert!(world.has_initiator());
     world.driver.handle_at_target(SESSION, Message::Notice(notice));
     assert!(!world.has_initiator(), "more notices than credit");

@@ -304,11 +304,8 @@ fn connecting_and_joining_progress_other_peers() {
     let peer_process = fixture.peer_process("shared", &[]);
     let route = fixture.join(&peer_process);
     let mut stopped = fixture.peer_process("host", &[]);
-    let signal = |signal| {
-        let pid = nix::unistd::Pid::from_raw(stopped.other.0.id() as i32);
-        nix::sys::signal::kill(pid, signal).unwrap();
-    };
-    signal(nix::sys::signal::Signal::SIGSTOP);
+    // All of its threads: one of them would answer.
+    stopped.other.0.stop(TIMEOUT);
     let short = Duration::from_millis(500);
     for joins in [true, false] {
         slow(Duration::from_millis(100));

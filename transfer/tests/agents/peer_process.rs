@@ -12,7 +12,7 @@ use crate::fixture::{
     DROP_AGENT, END, FILL, PUT_SLOWLY, REPLY, SLEEP, SUM, WITHDRAW, fill_buffer, notice,
     other_device, read, sum_of_buffer, with_cables, with_rails, write,
 };
-use crate::{cables, copy_service, devices, direct, orders, pods, staged};
+use crate::{cables, copy_service, devices, direct, orders, pods, requests, staged};
 
 /// Allocates memory according to a role.
 fn memory(role: &str, device: &Device) -> Buffer {
@@ -134,7 +134,14 @@ fn enter(words: &[&str]) {
                 continue;
             }
             Event::Notice { notice, .. } => {
-                (notice.tag, u64::from_le_bytes(notice.data().try_into().unwrap()))
+                let (sum, rest) = notice.data().split_first_chunk().unwrap();
+                if notice.tag == requests::LONG {
+                    let are_right = |byte: &(usize, &u8)| byte.0 as u8 == *byte.1 || *byte.1 == 9;
+                    assert!((8..).zip(rest).all(|byte| are_right(&byte)));
+                } else {
+                    assert!(rest.is_empty());
+                }
+                (notice.tag, u64::from_le_bytes(*sum))
             }
             _ => continue,
         };

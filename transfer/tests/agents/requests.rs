@@ -12,6 +12,8 @@ use crate::fixture::{AgentFixture, FILL, PeerProcess, SUM, blocks_of, fill, read
 use crate::rails::tcp;
 
 const WHOLE: [Block; 1] = [Block { to: 0, from: 0, length: LENGTH }];
+/// The tag of notices with more than a checksum.
+pub const LONG: u64 = 1 << 21;
 /// The paths between two processes of a machine.
 const PATHS: [(&str, Path); 4] = [
     ("=cuda-ipc", Path::CudaIpc),
@@ -131,6 +133,37 @@ fn one_notice_follows_the_data_of_several_regions() {
     assert_eq!(sum(&fixture.memory, LENGTH), sum_of(LENGTH, 0));
     assert_eq!(fixture.agent.put_parts(&[], None).unwrap_err().kind(), ErrorKind::Malformed);
     fixture.end(peer);
+}
+
+/// The peer compares the data with the first eight bytes of a notice.
+#[test]
+fn long_notices_follow_their_data() {
+    let _alone = alone();
+    on_each_path(|fixture, peer, route| {
+        for (first, length) in
+            [(100, 8), (101, 65), (102, 1000), (103, transfer::MAX_NOTICE_LENGTH)]
+        {
+            fill(&fixture.memory, LENGTH, first);
+            let mut data = sum_of(LENGTH, first).to_le_bytes().to_vec();
+            data.extend((8..length).map(|at| at as u8));
+            let notice = Notice::new(LONG, &data).unwrap();
+            let token = fixture.agent.put(route, &WHOLE, Some(notice)).unwrap();
+            wait(fixture, token);
+            assert_eq!(fixture.reply(), 1, "{} bytes by {}", length, route.path());
+        }
+        // As many as the peer has room for, and more.
+        let data = [sum_of(LENGTH, 103).to_le_bytes().to_vec(), vec![9; 4000]].concat();
+        let tokens: Vec<_> = (0..60)
+            .map(|_| {
+                let notice = Notice::new(LONG, &data).unwrap();
+                fixture.agent.notify(peer.peer, notice).unwrap()
+            })
+            .collect();
+        for token in tokens {
+            fixture.agent.wait(token, TIMEOUT).unwrap();
+            assert_eq!(fixture.reply(), 1);
+        }
+    });
 }
 
 /// A stream of the caller's that is slow to write.

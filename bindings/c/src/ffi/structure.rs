@@ -155,7 +155,7 @@ macro_rules! optional {
 optional!(Out: Plain, OutStruct: Layout);
 
 /// Maximum size of a structure of any version.
-const LONGEST_STRUCTURE: usize = 4096;
+const LONGEST_STRUCTURE: usize = 8192;
 
 fn is_possible<T: Layout>(size: usize) -> bool {
     (T::MIN_SIZE..=LONGEST_STRUCTURE).contains(&size)

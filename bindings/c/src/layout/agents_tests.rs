@@ -23,11 +23,11 @@ fn structures_have_the_layout_of_c() {
     assert_eq!(offset_of!(RawStrided, to_stride), 80);
     assert_eq!(size_of::<RawCardInfo>(), 112);
     assert_eq!(offset_of!(RawCardInfo, is_same_machine), 88);
-    assert_eq!(size_of::<RawAgentEvent>(), 448);
+    assert_eq!(size_of::<RawAgentEvent>(), 4480);
     assert_eq!(offset_of!(RawAgentEvent, from), 40);
     assert_eq!(offset_of!(RawAgentEvent, data), 56);
-    assert_eq!(offset_of!(RawAgentEvent, label), 120);
-    assert_eq!(offset_of!(RawAgentEvent, reason), 192);
+    assert_eq!(offset_of!(RawAgentEvent, label), 4152);
+    assert_eq!(offset_of!(RawAgentEvent, reason), 4224);
 }
 
 #[test]
@@ -124,15 +124,16 @@ fn tile_has_the_order_of_its_language() {
 
 #[test]
 fn notice_is_limited_before_its_data_is_read() {
-    let data = [7; 64];
+    let data = [7; transfer::MAX_NOTICE_LENGTH];
     // SAFETY: read as long as the data exists.
     let bytes = unsafe { Array::from_c((c"test", "data"), data.as_ptr(), 0) }.unwrap();
-    let raw = RawNotice { tag: 5, data: bytes, length: 64, ..RawNotice::default() };
+    let raw = RawNotice { tag: 5, data: bytes, length: data.len(), ..RawNotice::default() };
     let notice = raw.to_notice(c"test").unwrap();
     assert_eq!((notice.tag, notice.data()), (5, &data[..]));
     let empty = RawNotice { data: Array::default(), length: 0, ..raw };
     assert!(empty.to_notice(c"test").unwrap().data().is_empty());
-    for invalid in [RawNotice { length: 65, ..raw }, RawNotice { data: Array::default(), ..raw }] {
+    let length = data.len() + 1;
+    for invalid in [RawNotice { length, ..raw }, RawNotice { data: Array::default(), ..raw }] {
         assert_eq!(invalid.to_notice(c"test").unwrap_err().status, Status::InvalidArgument);
     }
 }

@@ -256,7 +256,7 @@ static void rights(void)
 static void notices(void)
 {
     fabricast_block block = {0, 0, 8};
-    unsigned char data[65];
+    unsigned char data[FABRICAST_MAX_NOTICE + 1];
     fabricast_notice notice = {sizeof notice, 7, NULL, 0};
     fabricast_agent_event event;
     fabricast_token token;
@@ -275,16 +275,18 @@ static void notices(void)
     CHECK(event.tag == 7 && event.length == 0);
     fill(data, sizeof data, 3);
     notice.data = data;
-    for (notice.length = 0; notice.length <= FABRICAST_MAX_NOTICE; notice.length++) {
+    for (notice.length = 0; notice.length <= FABRICAST_MAX_NOTICE;
+         notice.length += notice.length < 130 ? 1 : 793) {
         notice.tag = UINT64_MAX - notice.length;
         DONE(fabricast_agent_notify(all.here, all.peer, &notice, NULL));
         event = await_event(all.there, FABRICAST_AGENT_EVENT_NOTICE);
         CHECK(event.tag == notice.tag && event.length == notice.length);
         check_filled(event.data, notice.length, 3);
     }
+    notice.length = FABRICAST_MAX_NOTICE + 1;
     EXPECT(FABRICAST_E_INVALID_ARGUMENT,
            fabricast_agent_notify(all.here, all.peer, &notice, &token));
-    SAYS("65 bytes");
+    SAYS("4097 bytes");
     EXPECT(FABRICAST_E_INVALID_ARGUMENT,
            fabricast_agent_put(all.here, all.route, &block, 1, &notice, &token));
     notice.data = NULL;

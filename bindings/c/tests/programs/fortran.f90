@@ -63,7 +63,7 @@ contains
         call fabricast_error_clear()
         call check(fabricast_error_status() == FABRICAST_OK, 'cleared')
         ! As in layout.c.
-        call check(c_sizeof(event) == 448, 'event')
+        call check(c_sizeof(event) == 4480, 'event')
         call check(c_sizeof(info) == 112, 'info')
         call check(c_sizeof(rows) == 104 .and. rows%size == 104, 'rows')
         call check(c_sizeof(notice) == 32 .and. notice%size == 32, 'notice')

@@ -160,7 +160,7 @@ impl Transposition {
         let mut puts = Vec::new();
         for (to, routes) in &self.routes {
             let tile = self.tile(method, u64::from(*to))?;
-            puts.push(agent.put(&routes[which], &tile, Some(notice))?);
+            puts.push(agent.put(&routes[which], &tile, Some(notice.clone()))?);
         }
         for put in puts {
             agent.wait(put, timeout)?;

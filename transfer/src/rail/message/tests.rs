@@ -24,6 +24,7 @@ fn all() -> Vec<Message> {
         Message::Open { request: 1, region: 2, ticket: 3 },
         Message::RequestStaging { request: 9 },
         Message::Notice(Notice::new(5, b"layer 3").unwrap()),
+        Message::Notice(Notice::new(u64::MAX, &[0xff; MAX_NOTICE_LENGTH]).unwrap()),
         Message::RequestDrain(chunk),
         Message::RequestFill(chunk),
         Message::Released { region: 8 },
@@ -111,13 +112,7 @@ fn parts_longer_than_allowed_are_refused() {
     let (session, number, acknowledged, notice) = (77_u64, 5_u64, 0_u64, 3_u8);
     let long = codec::encode(
         VERSION,
-        &(
-            session,
-            number,
-            acknowledged,
-            notice,
-            [1, MAX_NOTICE_LENGTH as u64 + 1, 0, 0, 0, 0, 0, 0, 0, 0],
-        ),
+        &(session, number, acknowledged, notice, (1_u64, vec![0_u8; MAX_NOTICE_LENGTH + 1])),
     );
     assert_eq!(Message::decode(&long).unwrap_err().kind(), ErrorKind::Malformed);
 }
