@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use ipc::{ChannelListener, Credentials};
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
+use crate::copy_requests;
+
 /// Prefix of a socket's name; the agent's identity follows in 32 digits.
 const SOCKET_PREFIX: &str = "agent-";
 /// Prefix of the socket of a process that shares memory, which has no card file.
@@ -46,7 +48,7 @@ pub(super) fn socket_of(directory: &Path, identity: [u8; 16]) -> PathBuf {
     directory.join(format!("{SOCKET_PREFIX}{digits}"))
 }
 
-/// The names of the sockets of all agents with files in a directory.
+/// The names of the sockets of all agents with files in a directory, and of its copy service.
 pub(super) fn names_in(directory: &Path) -> io::Result<BTreeSet<String>> {
     let names = fs::read_dir(directory)?.flatten().filter_map(|entry| {
         let name = entry.file_name();
@@ -55,8 +57,12 @@ pub(super) fn names_in(directory: &Path) -> io::Result<BTreeSet<String>> {
     Ok(names.collect())
 }
 
-/// The name of the socket to which an agent's file belongs.
+/// The name of the socket to which a file belongs: of an agent, of memory that is shared, or of the
+/// copy service.
 fn agent_of(name: &str) -> Option<&str> {
+    if name == copy_requests::SOCKET {
+        return Some(name);
+    }
     let (socket, end) = name.split_at_checked(SOCKET_PREFIX.len() + DIGITS)?;
     let digits = [SOCKET_PREFIX, SHARE_PREFIX].iter().find_map(|it| socket.strip_prefix(it))?;
     let is_identity = digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
@@ -195,6 +201,7 @@ mod tests {
         }
         let share = socket.replace("agent-", "share-");
         assert_eq!(agent_of(&share), Some(share.as_str()));
+        assert_eq!(agent_of("copy-service"), Some("copy-service"));
         let long = format!("{socket}0");
         let dotted = format!("{socket}.card.part");
         let upper = socket.to_uppercase();

@@ -17,7 +17,7 @@ pub(crate) use request_ring::ClientRing;
 pub(crate) use request_ring::{PostedRequest, ServiceRing};
 
 /// The name of the service's socket in the directory that it shares with its clients.
-const SOCKET: &str = "copy-service";
+pub(crate) const SOCKET: &str = "copy-service";
 
 /// The socket of the copy service of a directory.
 pub(crate) fn socket_in(directory: &Path) -> PathBuf {

@@ -210,6 +210,12 @@ fn transfers_are_repeated_by_the_next_service() {
     }
     exchange(&mut fixture, &peer, &route, 3);
     // Without a next one they fail, and the next join takes another path.
+    let clean = || transfer::clean(&directory, false).unwrap();
+    let of_service = |found: &[transfer::Leftovers]| {
+        let found = found.iter().find(|one| one.name == "copy-service");
+        found.map(|one| one.condition.clone())
+    };
+    assert!(matches!(of_service(&clean()), Some(transfer::Condition::Alive(_))));
     service.kill();
     let begin = Instant::now();
     let token = fixture.agent.put(&route, &WHOLE, None).unwrap();
@@ -226,6 +232,9 @@ fn transfers_are_repeated_by_the_next_service() {
     assert!(error.to_string().contains("no copy service copies for it"), "{error}");
     let route = fixture.join(&peer);
     assert_ne!(route.path(), Path::ServiceCopied);
+    // What the killed service left is removed.
+    assert!(matches!(of_service(&clean()), Some(transfer::Condition::Dead(_))));
+    assert_eq!(of_service(&clean()), None);
     fixture.end(peer);
 }
 
