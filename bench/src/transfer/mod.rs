@@ -66,7 +66,7 @@ enum Baseline {
 
 /// The copies of a baseline.
 enum BaselineCopies {
-    Memcpy(MemcpyBaseline),
+    Memcpy(Box<MemcpyBaseline>),
     Staged(Box<StagedBaseline>),
 }
 
@@ -79,7 +79,9 @@ impl BaselineCopies {
         length: u64,
     ) -> Result<Self, Failure> {
         Ok(match which {
-            Baseline::Memcpy => Self::Memcpy(MemcpyBaseline::new(from, to, operation, length)?),
+            Baseline::Memcpy => {
+                Self::Memcpy(Box::new(MemcpyBaseline::new(from, to, operation, length)?))
+            }
             Baseline::Staged => {
                 Self::Staged(Box::new(StagedBaseline::new(from, to, operation, length)?))
             }
@@ -125,6 +127,9 @@ pub(crate) struct Arguments {
     /// commas [default: the best]
     #[arg(long, value_name = "POLICY")]
     policy: Option<Policy>,
+    /// Directory of both agents, such as that of a running copy service [default: a temporary one]
+    #[arg(long, value_name = "DIRECTORY")]
+    directory: Option<PathBuf>,
     /// Open a fabric, too: the name of its provider, such as net (tcp since libfabric 1.18) or
     /// "tcp;ofi_rxm"
     #[arg(long, value_name = "PROVIDER")]
@@ -164,6 +169,8 @@ pub(crate) struct Arguments {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Target {
     directory: PathBuf,
+    /// Directory of the agents.
+    agents: PathBuf,
     device: String,
     length: u64,
     memory: Source,
@@ -262,6 +269,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let target = Target {
         directory: directory.clone(),
+        agents: arguments.directory.clone().unwrap_or_else(|| directory.clone()),
         device: to.to_string(),
         length,
         memory: arguments.memory,

@@ -126,7 +126,7 @@ impl Target {
     /// Starts an agent, of this side or of the other one.
     pub(super) fn start_agent(&self, label: &str) -> Result<Agent, Failure> {
         let mut options = AgentOptions::new(label)
-            .directory(&self.directory)
+            .directory(&self.agents)
             .wait_strategy(self.waiting.wait_strategy());
         if self.is_remote {
             options = options.force_remote();
