@@ -1,6 +1,6 @@
 //! The client of the copy service.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -139,7 +139,6 @@ struct Connection {
 #[derive(Debug)]
 struct Transfer<T> {
     context: T,
-    number: u64,
     pair: Arc<ServicePair>,
     operation: Operation,
     /// All blocks, to repeat the transfer by another service.
@@ -173,7 +172,12 @@ pub(crate) struct CopyClient<T> {
     lost_since: Option<Instant>,
     next_check: Instant,
     closing: Arc<ClosingPairs>,
-    transfers: VecDeque<Transfer<T>>,
+    /// Transfers by their numbers.
+    transfers: HashMap<u64, Transfer<T>>,
+    /// Transfers with blocks that were not posted, in order.
+    unposted: VecDeque<u64>,
+    /// Transfers that may be over.
+    ended: VecDeque<u64>,
     last_transfer: u64,
     posted: VecDeque<PostedPart>,
     posted_blocks: usize,
@@ -201,7 +205,9 @@ impl<T> CopyClient<T> {
             lost_since: None,
             next_check: Instant::now(),
             closing: Arc::new(ClosingPairs::new()),
-            transfers: VecDeque::new(),
+            transfers: HashMap::new(),
+            unposted: VecDeque::new(),
+            ended: VecDeque::new(),
             last_transfer: 0,
             posted: VecDeque::new(),
             posted_blocks: 0,
@@ -274,9 +280,8 @@ impl<T> CopyClient<T> {
         blocks: Blocks<'_>,
     ) {
         self.last_transfer += 1;
-        self.transfers.push_back(Transfer {
+        let transfer = Transfer {
             context,
-            number: self.last_transfer,
             pair: Arc::clone(pair),
             operation,
             all: self.block_lists.copy_blocks(blocks),
@@ -284,7 +289,9 @@ impl<T> CopyClient<T> {
             open_requests: 0,
             losses: 0,
             failure: None,
-        });
+        };
+        self.transfers.insert(self.last_transfer, transfer);
+        self.unposted.push_back(self.last_transfer);
         self.post();
     }
 
@@ -294,7 +301,7 @@ impl<T> CopyClient<T> {
 
     /// The contexts of the transfers that are not complete.
     pub(crate) fn in_flight(&self) -> impl Iterator<Item = &T> {
-        self.transfers.iter().map(|transfer| &transfer.context)
+        self.transfers.values().map(|transfer| &transfer.context)
     }
 
     /// Is there something for [`progress`](Self::progress) now?
@@ -320,8 +327,11 @@ impl<T> CopyClient<T> {
         }
         self.post();
         let mut has_moved = false;
-        while let Some(at) = self.transfers.iter().position(Transfer::is_over) {
-            let Some(transfer) = self.transfers.remove(at) else { break };
+        while let Some(number) = self.ended.pop_front() {
+            if !self.transfers.get(&number).is_some_and(Transfer::is_over) {
+                continue;
+            }
+            let Some(transfer) = self.transfers.remove(&number) else { continue };
             self.block_lists.recycle(transfer.all);
             self.block_lists.recycle(transfer.rest);
             done(transfer.context, transfer.failure.map_or(Ok(()), Err));
@@ -334,12 +344,13 @@ impl<T> CopyClient<T> {
     /// requests are over. False if all of it is posted.
     pub(crate) fn stop(&mut self, is_meant: impl Fn(&T) -> bool) -> bool {
         let mut transfers = self.transfers.iter_mut();
-        let found = transfers.find(|transfer| is_meant(&transfer.context));
-        let Some(transfer) = found.filter(|transfer| !transfer.rest.is_empty()) else {
+        let found = transfers.find(|(_, transfer)| is_meant(&transfer.context));
+        let Some((number, transfer)) = found.filter(|(_, it)| !it.rest.is_empty()) else {
             return false;
         };
         let error = Error::new(COPY, ErrorKind::Cancelled, "the transfer was cancelled");
         transfer.failure.get_or_insert(error);
+        self.ended.push_back(*number);
         true
     }
 
@@ -352,7 +363,7 @@ impl<T> CopyClient<T> {
         end: Instant,
     ) -> (Vec<T>, bool) {
         let mut cancelled = Vec::new();
-        for transfer in &mut self.transfers {
+        for transfer in self.transfers.values_mut() {
             if is_cancelled(&transfer.context) {
                 transfer.rest = BlockQueue::default();
                 transfer.all = BlockQueue::default();
@@ -361,7 +372,7 @@ impl<T> CopyClient<T> {
         let is_over = |transfer: &Transfer<T>| {
             transfer.open_requests == 0 || !is_cancelled(&transfer.context)
         };
-        while !self.transfers.iter().all(is_over) && Instant::now() < end {
+        while !self.transfers.values().all(is_over) && Instant::now() < end {
             if self.has_outcomes() {
                 self.take_outcomes();
             }
@@ -369,11 +380,8 @@ impl<T> CopyClient<T> {
             std::thread::sleep(Duration::from_micros(100));
         }
         let mut is_settled = true;
-        for transfer in std::mem::take(&mut self.transfers) {
-            if !is_cancelled(&transfer.context) {
-                self.transfers.push_back(transfer);
-                continue;
-            }
+        let removed = self.transfers.extract_if(|_, transfer| is_cancelled(&transfer.context));
+        for (_, transfer) in removed {
             if transfer.open_requests > 0 {
                 is_settled = false;
                 std::mem::forget(transfer.pair);
@@ -386,12 +394,15 @@ impl<T> CopyClient<T> {
     fn take_outcomes(&mut self) {
         let Some(connection) = &mut self.connection else { return };
         let (transfers, posted_blocks) = (&mut self.transfers, &mut self.posted_blocks);
+        let ended = &mut self.ended;
         self.posted.retain(|part| {
             let Some(outcome) = connection.ring.outcome(part.number) else { return true };
             *posted_blocks -= part.blocks;
-            let found = transfers.iter_mut().find(|transfer| transfer.number == part.transfer);
-            if let Some(transfer) = found {
+            if let Some(transfer) = transfers.get_mut(&part.transfer) {
                 transfer.open_requests -= 1;
+                if transfer.open_requests == 0 {
+                    ended.push_back(part.transfer);
+                }
                 if let Err(error) = outcome {
                     transfer.failure.get_or_insert(error);
                 }
@@ -404,10 +415,12 @@ impl<T> CopyClient<T> {
     fn post(&mut self) {
         let Some(connection) = &mut self.connection else { return };
         let mut has_posted = false;
-        'transfers: for transfer in &mut self.transfers {
-            if transfer.failure.is_some() || transfer.rest.is_empty() {
+        'transfers: while let Some(number_of_transfer) = self.unposted.front().copied() {
+            let unposted = self.transfers.get_mut(&number_of_transfer);
+            let Some(transfer) = unposted.filter(|it| it.failure.is_none()) else {
+                self.unposted.pop_front();
                 continue;
-            }
+            };
             // It was opened by an earlier connection.
             if !connection.has(&transfer.pair) {
                 let opened = connection.open(&transfer.pair, ipc::deadline(ANSWER_TIMEOUT));
@@ -420,6 +433,7 @@ impl<T> CopyClient<T> {
                     }
                     Err(error) => {
                         transfer.failure = Some(error.at(&self.socket));
+                        self.ended.push_back(number_of_transfer);
                         continue;
                     }
                 }
@@ -435,12 +449,17 @@ impl<T> CopyClient<T> {
                 self.part.clear();
                 self.part.extend(transfer.rest.by_ref().take(MAX_PART_BLOCKS));
                 let number = connection.ring.post(pair, transfer.operation, &self.part);
-                let (transfer_number, blocks) = (transfer.number, self.part.len());
-                self.posted.push_back(PostedPart { number, transfer: transfer_number, blocks });
+                let blocks = self.part.len();
+                let part = PostedPart { number, transfer: number_of_transfer, blocks };
+                self.posted.push_back(part);
                 self.posted_blocks += blocks;
                 transfer.open_requests += 1;
                 has_posted = true;
             }
+            if transfer.open_requests == 0 {
+                self.ended.push_back(number_of_transfer);
+            }
+            self.unposted.pop_front();
         }
         if has_posted {
             connection.ring.ring();
@@ -467,10 +486,14 @@ impl<T> CopyClient<T> {
         (self.connection, self.posted_blocks) = (None, 0);
         self.posted.clear();
         *lock(&self.closing.channel) = None;
-        for transfer in &mut self.transfers {
+        for transfer in self.transfers.values_mut() {
             transfer.rest = transfer.all.clone();
             transfer.open_requests = 0;
         }
+        let mut unposted: Vec<_> = self.transfers.keys().copied().collect();
+        unposted.sort_unstable();
+        self.ended.extend(&unposted);
+        self.unposted = unposted.into();
     }
 
     /// Connects to the next service, or fails the transfers if none starts in time.
@@ -483,7 +506,8 @@ impl<T> CopyClient<T> {
         if now < since + RESTART_TIMEOUT && error.kind() != ErrorKind::Denied {
             return;
         }
-        for transfer in &mut self.transfers {
+        for (number, transfer) in &mut self.transfers {
+            self.ended.push_back(*number);
             transfer.failure.get_or_insert_with(|| {
                 let detail = format!(
                     "the service ended, and none was found for {RESTART_TIMEOUT:?}: {}. Start it, \
