@@ -19,7 +19,7 @@
 //! Modules, each importing only those before it: `device_name`, `error`, `properties`,
 //! `pointer_attributes`, `budget`, `checksum`, `reuse`, `look_schedule`, `waiting`, `driver`,
 //! `stream_waits`, `deferred_free`, `legacy_handle`, `cuda`, `emulated`, `device`, `link_counters`,
-//! `event`, `address_range`, `foreign`, `memory`, `importer`, `stream`, `block_allocator`, `pool`.
+//! `event`, `address_range`, `foreign`, `memory`, `importer`, `views`, `stream`, `block_allocator`, `pool`.
 
 mod address_range;
 mod block_allocator;
@@ -45,6 +45,7 @@ mod properties;
 mod reuse;
 mod stream;
 mod stream_waits;
+mod views;
 mod waiting;
 
 use std::time::Duration;
@@ -65,6 +66,7 @@ pub use properties::{
     GpuDirect, HandleTypes, PciAddress, PeerAccess, Properties, Uuid, WritesOrdering,
 };
 pub use stream::{Block, CopyMethod, PreparedBlocks, Stream, leaked_streams};
+pub use views::{Range, View, Views};
 
 /// A timeout for waits on devices that are expected to succeed.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
