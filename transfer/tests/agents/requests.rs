@@ -244,8 +244,10 @@ fn cancelled_operations_end_and_send_no_notice() {
                 }
             }
         }
-        // Rails have taken all requests.
-        assert!(cancelled > 0 || route.path() == Path::FabricStaged, "{}", route.path());
+        // Rails have taken all requests, and a GPU is faster than this.
+        let is_slow = device().name().implementation == gpu::Implementation::Emulated;
+        let is_queued = is_slow && route.path() != Path::FabricStaged;
+        assert!(cancelled > 0 || !is_queued, "{}", route.path());
         let failed = fixture.agent.flush(peer.peer, TIMEOUT).unwrap_err();
         assert_eq!(failed.kind(), ErrorKind::Failed);
         fixture.agent.flush(peer.peer, TIMEOUT).unwrap();

@@ -294,6 +294,9 @@ fn killed_initiator_leaves_no_copy_and_no_resource() {
 #[test]
 fn transfers_to_a_killed_target_end_with_its_name() {
     let _alone = alone();
+    if device().name().implementation != gpu::Implementation::Emulated {
+        testkit::skip!("only emulated devices can be slowed down");
+    }
     let mut fixture = AgentFixture::open();
     for round in 0..4 {
         let mut peer_process = fixture.peer_process("plain", &[]);
@@ -371,6 +374,9 @@ fn withdrawn_region_is_refused_with_path_and_cause() {
 #[test]
 fn disconnecting_cancels_staged_transfers() {
     let _alone = alone();
+    if device().name().implementation != gpu::Implementation::Emulated {
+        testkit::skip!("only emulated devices can be slowed down");
+    }
     let mut fixture = AgentFixture::open();
     let peer_process = fixture.peer_process("plain", &[]);
     let end = End::new(&mut fixture, &peer_process, "device");
@@ -392,6 +398,9 @@ fn disconnecting_cancels_staged_transfers() {
 #[test]
 fn waiting_for_staged_copies_uses_little_of_a_core() {
     let _alone = alone();
+    if device().name().implementation != gpu::Implementation::Emulated {
+        testkit::skip!("only emulated devices can be slowed down");
+    }
     let mut fixture = AgentFixture::open();
     let peer_process = fixture.peer_process("plain", &[]);
     let end = End::new(&mut fixture, &peer_process, "device");
