@@ -36,7 +36,7 @@ fn required() -> Policy {
 /// Memory of the fixture's process, and its route to the peer's region.
 struct End {
     buffer: Buffer,
-    _region: Region,
+    region: Region,
     route: Route,
 }
 
@@ -51,11 +51,11 @@ impl End {
             }
             _ => HostBuffer::from_vec(vec![0; LENGTH as usize]).unwrap().into(),
         };
-        let _region = fixture.agent.register_local(buffer.clone()).unwrap();
+        let region = fixture.agent.register_local(buffer.clone()).unwrap();
         let (peer, descriptor) = (peer_process.peer, &peer_process.descriptor);
-        let route = fixture.agent.join(peer, &_region, descriptor, &required(), TIMEOUT).unwrap();
+        let route = fixture.agent.join(peer, &region, descriptor, &required(), TIMEOUT).unwrap();
         assert_eq!(route.path(), Path::HostStaged, "{}", route.choice());
-        Self { buffer, _region, route }
+        Self { buffer, region, route }
     }
 
     fn fill(&self, first: u64) {
@@ -261,6 +261,12 @@ fn several_initiators_are_served_at_a_time() {
     for (part, bytes) in bytes.chunks(PART as usize).enumerate() {
         assert!(bytes == numbers(PART, (part << 24 | 20) as u32), "part {part}");
     }
+    // The thread that copied sleeps.
+    while let Ok(_event) = fixture.agent.next_event(Duration::from_millis(100)) {}
+    let before = cpu_time();
+    std::thread::sleep(Duration::from_millis(400));
+    let used = cpu_time() - before;
+    assert!(used < Duration::from_millis(20), "{used:?} while idle");
 }
 
 /// After the event that it left, no byte of it arrives; then everything that it had is released.
@@ -365,7 +371,7 @@ fn withdrawn_region_is_refused_with_path_and_cause() {
     let error = fixture.agent.put(&end.route, &WHOLE, None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stale, "{error}");
     let (peer, descriptor) = (peer_process.peer, &peer_process.descriptor);
-    let again = fixture.agent.join(peer, &end._region, descriptor, &required(), TIMEOUT);
+    let again = fixture.agent.join(peer, &end.region, descriptor, &required(), TIMEOUT);
     assert_eq!(again.unwrap_err().kind(), ErrorKind::Stale);
     assert_eq!(fixture.request(&peer_process, SUM, 0), sum_of(LENGTH, 0), "bytes were copied");
     fixture.end(peer_process);

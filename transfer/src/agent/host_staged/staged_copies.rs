@@ -5,12 +5,12 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use gpu::{CopyTimes, DeviceName, Pause};
+use gpu::{DeviceName, Pause};
 
 use super::chunk_pipeline::{Chunk, ChunkPipeline, StagedRequest, Step};
 use super::slot_layout::{SLOTS, SlotSize, chunk_length};
 use super::staged_end::{Direction, StagedEnd};
-use super::staged_pauses::{SeenTime, coarse_pause, pause_for};
+use super::staged_pauses::{ChunkTimes, Look, coarse_pause};
 use super::staging_link::StagingLink;
 use crate::blocks::BlockQueue;
 use crate::error::{Error, ErrorKind, Result};
@@ -69,23 +69,15 @@ struct LookTimes {
     /// When the current copy or request in each slot was begun.
     begun: [Instant; SLOTS],
     last_look: Instant,
-    last_copy: Instant,
-    last_answer: Instant,
-    copies: CopyTimes,
-    answers: CopyTimes,
+    copies: ChunkTimes,
+    answers: ChunkTimes,
 }
 
 impl LookTimes {
     fn new() -> Self {
         let now = Instant::now();
-        Self {
-            begun: [now; SLOTS],
-            last_look: now,
-            last_copy: now,
-            last_answer: now,
-            copies: CopyTimes::default(),
-            answers: CopyTimes::default(),
-        }
+        let (copies, answers) = (ChunkTimes::new(), ChunkTimes::new());
+        Self { begun: [now; SLOTS], last_look: now, copies, answers }
     }
 }
 
@@ -191,12 +183,10 @@ impl<T> SessionCopies<T> {
         if self.pipeline.is_idle() {
             return false;
         }
-        let asked = Instant::now();
         let mut has_moved = self.take_copies();
-        // Answers before the end: all that the target has done counts.
+        // The cause before the answers: all that the target has done counts.
         let end_cause = self.link.end_cause();
-        has_moved |= self.take_answers(asked);
-        self.times.last_look = asked;
+        has_moved |= self.take_answers();
         if let Some(cause) = end_cause {
             self.fail(cause);
         }
@@ -270,19 +260,14 @@ impl<T> SessionCopies<T> {
             let (mut first, mut count) = (None, 0);
             while let Some((slot, since, outcome)) = copies.next_done() {
                 // Of several that are done now, only the first was seen in progress before.
-                if let Some(seen) = copies.take_in_progress().filter(|_| count == 0) {
-                    let (begun, now) = (since.max(self.times.last_copy), Instant::now());
-                    let bytes = self.pipeline.chunk(slot).bytes();
-                    first = Some((bytes, SeenTime::new(begun, seen, now)));
-                }
+                let bytes = self.pipeline.chunk(slot).bytes();
+                first.get_or_insert_with(|| (bytes, since, copies.take_in_progress()));
                 count += 1;
                 next.extend(self.pipeline.copied(slot, outcome));
             }
-            if let Some((bytes, seen)) = first {
-                seen.learn(&mut self.times.copies, bytes, was_coarse && count == 1);
-            }
-            if count > 0 {
-                self.times.last_copy = Instant::now();
+            if let Some((bytes, since, in_progress)) = first {
+                let look = Look::new(Instant::now(), in_progress, count, was_coarse);
+                self.times.copies.note(bytes, since, look);
                 has_moved = true;
             }
         }
@@ -299,7 +284,8 @@ impl<T> SessionCopies<T> {
         has_moved
     }
 
-    fn take_answers(&mut self, asked: Instant) -> bool {
+    fn take_answers(&mut self) -> bool {
+        let asked = Instant::now();
         let mut next = Vec::new();
         let was_coarse = self.pipeline.has_unbegun();
         let (mut first, mut count) = (None, 0);
@@ -307,9 +293,7 @@ impl<T> SessionCopies<T> {
             let Some(sequence) = self.pipeline.awaited(slot) else { continue };
             let Some(answer) = self.link.segment().answer_to(slot, sequence) else { continue };
             let chunk = self.pipeline.chunk(slot);
-            let begun = self.times.begun[slot].max(self.times.last_answer);
-            let seen = SeenTime::new(begun, self.times.last_look, asked);
-            first.get_or_insert((chunk.bytes(), seen));
+            first.get_or_insert((chunk.bytes(), self.times.begun[slot]));
             count += 1;
             let name = chunk.operation().name();
             let outcome = answer.map_err(|refusal| {
@@ -318,10 +302,12 @@ impl<T> SessionCopies<T> {
             });
             next.extend(self.pipeline.answered(slot, outcome));
         }
-        if let Some((bytes, seen)) = first {
-            seen.learn(&mut self.times.answers, bytes, was_coarse && count == 1);
-            self.times.last_answer = asked;
+        if let Some((bytes, since)) = first {
+            let before = Some(self.times.last_look);
+            let look = Look::new(Instant::now(), before, count, was_coarse);
+            self.times.answers.note(bytes, since, look);
         }
+        self.times.last_look = asked;
         self.perform(&next);
         count > 0
     }
@@ -342,11 +328,14 @@ impl<T> SessionCopies<T> {
     /// What a thread that waits does until it looks again. Chunks in the middle of a transfer are
     /// not looked for all the time: a late look delays the transfer once, not each chunk.
     fn pause(&self, now: Instant) -> Option<Pause> {
+        // An ended session keeps slots whose answers never come.
+        if self.pipeline.is_idle() {
+            return None;
+        }
         let copy = self.streams.values().filter_map(|copies| {
             let (slot, since) = copies.in_flight().next()?;
-            let begun = since.max(self.times.last_copy);
             let bytes = self.pipeline.chunk(*slot).bytes();
-            Some(pause_for(now, begun, &self.times.copies, [bytes].into_iter()))
+            Some(self.times.copies.pause(now, since, std::iter::once(bytes)))
         });
         let copy = copy.min();
         if self.pipeline.has_unbegun()
@@ -358,16 +347,16 @@ impl<T> SessionCopies<T> {
             (0..SLOTS).filter(|slot| self.pipeline.awaited(*slot).is_some()).collect();
         awaited.sort_unstable_by_key(|slot| self.pipeline.awaited(*slot));
         let Some(first) = awaited.first() else { return copy };
-        let begun = self.times.begun[*first].max(self.times.last_answer);
+        let since = self.times.begun[*first];
         let chunks = awaited.iter().map(|slot| self.pipeline.chunk(*slot));
         // Each answer to a get is followed by a copy of this side, of puts only the last counts.
         let is_followed = chunks.clone().any(|chunk| chunk.operation() == Operation::Get);
         let is_first_of_several = awaited.len() > 1 && is_followed;
         let answer = if self.pipeline.has_unbegun() || is_first_of_several {
             let next = chunks.map(Chunk::bytes).take(1);
-            coarse_pause(pause_for(now, begun, &self.times.answers, next), now)
+            coarse_pause(self.times.answers.pause(now, since, next), now)
         } else {
-            pause_for(now, begun, &self.times.answers, chunks.map(Chunk::bytes))
+            self.times.answers.pause(now, since, chunks.map(Chunk::bytes))
         };
         Some(copy.map_or(answer, |copy| copy.min(answer)))
     }

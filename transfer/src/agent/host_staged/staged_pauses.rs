@@ -9,23 +9,6 @@ const COARSE_LOOK: Duration = Duration::from_micros(10);
 /// Time of a chunk that is too short for an estimate.
 const SHORT_CHUNK_TIME: Duration = Duration::from_micros(2);
 
-/// The pause until the end of work on chunks of these lengths, one after the other.
-pub(super) fn pause_for(
-    now: Instant,
-    begun: Instant,
-    times: &CopyTimes,
-    lengths: impl Iterator<Item = u64>,
-) -> Pause {
-    let mut end = begun;
-    for bytes in lengths {
-        match times.estimate(bytes) {
-            None if bytes >= CopyTimes::SHORTEST => return Pause::for_end(now, begun, None),
-            time => end += time.unwrap_or(SHORT_CHUNK_TIME),
-        }
-    }
-    Pause::for_end(now, begun, Some(end))
-}
-
 /// A pause of a thread that is in no hurry: it does not look all the time. In the middle of a
 /// transfer a late look delays the transfer once, not each chunk, because others are in flight.
 pub(super) fn coarse_pause(pause: Pause, now: Instant) -> Pause {
@@ -35,27 +18,78 @@ pub(super) fn coarse_pause(pause: Pause, now: Instant) -> Pause {
     }
 }
 
-/// Work that was seen done: at the earliest and at the latest after such a time.
+/// A look that found work done.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct SeenTime {
-    at_least: Duration,
-    at_most: Duration,
+pub(super) struct Look {
+    now: Instant,
+    /// The last look that found the first of the work in progress; None if there was none.
+    in_progress: Option<Instant>,
+    /// Number of chunks that were done.
+    done: usize,
+    /// The thread was in no hurry.
+    was_coarse: bool,
 }
 
-impl SeenTime {
-    /// Of work that began then, was last seen in progress, and is done now.
-    pub(super) fn new(begun: Instant, in_progress: Instant, done: Instant) -> Self {
-        let since = |at: Instant| at.saturating_duration_since(begun);
-        Self { at_least: since(in_progress), at_most: since(done) }
+impl Look {
+    pub(super) fn new(
+        now: Instant,
+        in_progress: Option<Instant>,
+        done: usize,
+        was_coarse: bool,
+    ) -> Self {
+        Self { now, in_progress, done, was_coarse }
+    }
+}
+
+/// Times of chunks that are worked on one after the other.
+#[derive(Debug)]
+pub(super) struct ChunkTimes {
+    times: CopyTimes,
+    /// When the last chunk ended, as far as known.
+    last_end: Instant,
+}
+
+impl ChunkTimes {
+    pub(super) fn new() -> Self {
+        Self { times: CopyTimes::default(), last_end: Instant::now() }
     }
 
-    /// Learns from it. Looks of a thread in no hurry tell too little, unless the work was overdue:
-    /// then more than one chunk is done.
-    pub(super) fn learn(self, times: &mut CopyTimes, bytes: u64, was_coarse: bool) {
-        let Self { at_least, at_most } = self;
-        let is_known = times.estimate(bytes).is_some();
-        if !(was_coarse && is_known) || gpu::is_exact(at_least, at_most) {
-            times.learn(bytes, at_least, at_most);
+    /// The pause until the end of chunks of these lengths, of which the first was requested then.
+    pub(super) fn pause(
+        &self,
+        now: Instant,
+        since: Instant,
+        lengths: impl Iterator<Item = u64>,
+    ) -> Pause {
+        let begun = since.max(self.last_end);
+        let mut end = begun;
+        for bytes in lengths {
+            match self.times.estimate(bytes) {
+                None if bytes >= CopyTimes::SHORTEST => return Pause::for_end(now, begun, None),
+                time => end += time.unwrap_or(SHORT_CHUNK_TIME),
+            }
+        }
+        Pause::for_end(now, begun, Some(end))
+    }
+
+    /// Takes note of a look that found a chunk done, which was requested then, and maybe others.
+    pub(super) fn note(&mut self, bytes: u64, since: Instant, look: Look) {
+        let Look { now, in_progress, done, was_coarse } = look;
+        let begun = since.max(self.last_end);
+        let expected = self.times.estimate(bytes).map(|time| begun + time);
+        // A late look must not delay the next one.
+        self.last_end = match expected {
+            Some(end) if was_coarse && done == 1 => end.min(now).max(in_progress.unwrap_or(begun)),
+            _ => now,
+        };
+        let Some(in_progress) = in_progress else { return };
+        let at_least = in_progress.saturating_duration_since(begun);
+        let at_most = now.saturating_duration_since(begun);
+        // Looks of a thread in no hurry tell too little, unless the chunk was overdue, so that others
+        // are done, too; or in progress for several looks beyond its expected end.
+        let is_wrong = expected.is_none_or(|end| done > 1 || in_progress > end + 2 * COARSE_LOOK);
+        if !was_coarse || is_wrong || gpu::is_exact(at_least, at_most) {
+            self.times.learn(bytes, at_least, at_most);
         }
     }
 }
@@ -63,6 +97,12 @@ impl SeenTime {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const CHUNK: u64 = 4 << 20;
+
+    fn microseconds(count: u64) -> Duration {
+        Duration::from_micros(count)
+    }
 
     #[test]
     fn thread_in_no_hurry_never_spins() {
@@ -73,30 +113,61 @@ mod tests {
     }
 
     #[test]
-    fn coarse_looks_do_not_shorten_the_estimate() {
-        let (now, mut times) = (Instant::now(), CopyTimes::default());
-        let microseconds = Duration::from_micros;
-        let seen = |from: u64, to: u64| {
-            SeenTime::new(now, now + microseconds(from), now + microseconds(to))
+    fn estimates_of_chunks_add_up() {
+        let mut times = ChunkTimes::new();
+        let start = times.last_end;
+        let pause = |times: &ChunkTimes, count: usize| {
+            times.pause(times.last_end, start, std::iter::repeat_n(CHUNK, count))
         };
-        seen(75, 76).learn(&mut times, 4 << 20, true);
-        assert_eq!(times.estimate(4 << 20), Some(microseconds(75)));
-        (0..10).for_each(|_| seen(1, 80).learn(&mut times, 4 << 20, true));
-        assert_eq!(times.estimate(4 << 20), Some(microseconds(75)));
-        (0..10).for_each(|_| seen(1, 80).learn(&mut times, 4 << 20, false));
-        assert!(times.estimate(4 << 20) < Some(microseconds(70)));
+        assert_eq!(pause(&times, 1), Pause::Spin);
+        let [seen, done] = [75, 76].map(|at| start + microseconds(at));
+        times.note(CHUNK, start, Look::new(done, Some(seen), 1, false));
+        let [Pause::Until(first), Pause::Until(second)] = [1, 2].map(|count| pause(&times, count))
+        else {
+            panic!("no estimate")
+        };
+        assert!(second - first > microseconds(60), "{:?}", second - first);
+    }
+
+    /// Chunks of 76 µs, one after the other, and sleeps that are late by 3 µs. Returns the looks and
+    /// the longest delay of a look behind the end of a chunk.
+    fn simulate(chunks: u64, mut times: ChunkTimes) -> (u64, Duration) {
+        let time = microseconds(76);
+        let start = times.last_end;
+        let (mut now, mut ended, mut looks) = (start, 0, 0);
+        let (mut in_progress, mut longest) = (None, Duration::ZERO);
+        while ended < chunks {
+            let pause = times.pause(now, start, std::iter::once(CHUNK));
+            let Pause::Until(look) = coarse_pause(pause, now) else { panic!("it spins") };
+            now = now.max(look) + microseconds(3);
+            looks += 1;
+            let all = ((now - start).as_nanos() / time.as_nanos()) as u64;
+            if all > ended {
+                longest = longest.max(now - (start + time * (ended as u32 + 1)));
+                let done = (all - ended) as usize;
+                times.note(CHUNK, start, Look::new(now, in_progress, done, true));
+                ended = all;
+            }
+            in_progress = Some(now);
+        }
+        (looks, longest)
     }
 
     #[test]
-    fn estimates_of_chunks_add_up() {
-        let (now, mut times) = (Instant::now(), CopyTimes::default());
-        let (one, time) = (1 << 20, Duration::from_micros(50));
-        assert_eq!(pause_for(now, now, &times, [one].into_iter()), Pause::Spin);
-        times.learn(one, time, time);
-        let Pause::Until(first) = pause_for(now, now, &times, [one].into_iter()) else { panic!() };
-        let Pause::Until(second) = pause_for(now, now, &times, [one; 2].into_iter()) else {
-            panic!()
-        };
-        assert!(second - first > time / 2, "{:?}", second - first);
+    fn each_chunk_in_the_middle_of_a_transfer_costs_about_one_look() {
+        let mut times = ChunkTimes::new();
+        let [seen, done] = [75, 76].map(|at| times.last_end + microseconds(at));
+        times.note(CHUNK, times.last_end, Look::new(done, Some(seen), 1, false));
+        let (looks, longest) = simulate(256, times);
+        assert!(looks < 256 * 3 / 2, "{looks} looks for 256 chunks");
+        assert!(longest < microseconds(40), "{longest:?}");
+        // From any estimate.
+        for wrong in [5, 20, 200, 500] {
+            let mut times = ChunkTimes::new();
+            let [seen, done] = [0, 1].map(|more| times.last_end + microseconds(wrong + more));
+            times.note(CHUNK, times.last_end, Look::new(done, Some(seen), 1, false));
+            let (looks, _) = simulate(256, times);
+            assert!(looks < 256 * 3, "{looks} looks, from {wrong} µs");
+        }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use gpu::{CopyTimes, DeviceName, Pause};
+use gpu::{DeviceName, Pause};
 use ipc::WaitStrategy;
 use threads::{ExactTimer, lock};
 
@@ -18,7 +18,7 @@ use super::chunk_request::CheckedRequest;
 use super::region_uses::{RegionUse, RegionUses};
 use super::slot_layout::{SLOTS, SlotSize};
 use super::staged_end::{Direction, StagedEnd};
-use super::staged_pauses::{SeenTime, coarse_pause, pause_for};
+use super::staged_pauses::{ChunkTimes, Look, coarse_pause};
 use super::staging_segment::{StagingDoorbell, UncheckedRequest};
 use super::staging_session::{StagingOwner, StagingSession};
 use crate::error::{ErrorKind, Result};
@@ -112,8 +112,7 @@ struct ServedSession {
     /// Requests that were not begun, by size and sequence number.
     waiting: BTreeMap<(SlotSize, u64), (usize, UncheckedRequest)>,
     streams: HashMap<(DeviceName, Direction, SlotSize), StreamCopies<StagingJob>>,
-    last_done: Instant,
-    times: CopyTimes,
+    times: ChunkTimes,
     left_at: Option<Instant>,
 }
 
@@ -184,8 +183,7 @@ impl ServedSession {
             is_busy: [false; SLOTS],
             waiting: BTreeMap::new(),
             streams: HashMap::new(),
-            last_done: Instant::now(),
-            times: CopyTimes::default(),
+            times: ChunkTimes::new(),
             left_at: None,
         }
     }
@@ -326,17 +324,13 @@ impl ServedSession {
             let (was_coarse, before) = (copies.count() > 1, done.len());
             let mut first = None;
             while let Some((job, since, outcome)) = copies.next_done() {
-                if let Some(seen) = copies.take_in_progress().filter(|_| done.len() == before) {
-                    let (begun, now) = (since.max(self.last_done), Instant::now());
-                    first = Some((job.bytes, SeenTime::new(begun, seen, now)));
-                }
+                first.get_or_insert_with(|| (job.bytes, since, copies.take_in_progress()));
                 done.push((job, outcome));
             }
-            if let Some((bytes, seen)) = first {
-                seen.learn(&mut self.times, bytes, was_coarse && done.len() == before + 1);
-            }
-            if done.len() > before {
-                self.last_done = Instant::now();
+            if let Some((bytes, since, in_progress)) = first {
+                let count = done.len() - before;
+                let look = Look::new(Instant::now(), in_progress, count, was_coarse);
+                self.times.note(bytes, since, look);
             }
         }
         let has_moved = !done.is_empty();
@@ -350,8 +344,7 @@ impl ServedSession {
     fn pause(&self, now: Instant) -> Option<Pause> {
         let pauses = self.streams.values().filter_map(|copies| {
             let (job, since) = copies.in_flight().next()?;
-            let begun = since.max(self.last_done);
-            let pause = pause_for(now, begun, &self.times, [job.bytes].into_iter());
+            let pause = self.times.pause(now, since, std::iter::once(job.bytes));
             // With another copy behind it the device stays busy.
             Some(if copies.count() > 1 { coarse_pause(pause, now) } else { pause })
         });
