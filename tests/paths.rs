@@ -150,7 +150,7 @@ fn table_equals_that_of_the_documentation() {
         };
         assert!(page.contains(&format!("| {situation} | {taken} |")), "{judged}");
         assert!(out.contains(situation), "{out}");
-        assert_eq!(judged["candidates"].as_array().unwrap().len(), 5, "{judged}");
+        assert_eq!(judged["candidates"].as_array().unwrap().len(), 7, "{judged}");
     }
     assert!(out.lines().all(|line| line.chars().count() <= 120), "{out}");
     // Another policy, another table.
@@ -186,13 +186,13 @@ fn running_agent_is_explained_by_card_and_by_directory() {
         assert_eq!(choice["operations"], serde_json::json!(["put", "get"]));
         let refused = choice["candidates"].as_array().unwrap().iter();
         let refused = refused.filter(|candidate| candidate["verdict"] == "refused");
-        assert_eq!(refused.filter(|candidate| candidate["reason"].is_string()).count(), 4);
+        assert_eq!(refused.filter(|candidate| candidate["reason"].is_string()).count(), 6);
         for choice in choices(peer, "host memory", "device memory of a pool") {
             assert_eq!(choice["taken"], "cuda-ipc", "{choice}");
         }
         if gpu::Device::count(gpu::Implementation::Cuda).unwrap_or(0) == 0 {
             for choice in choices(peer, "host memory", "device memory of cudaMalloc") {
-                assert!(choice["taken"].is_null(), "{choice}");
+                assert_eq!(choice["taken"], "host-staged", "{choice}");
                 assert_eq!(verdict(choice, "cuda-ipc"), ("refused", "export-obstacle"), "{choice}");
                 let has_cause = |candidate: &Value| candidate["cause"] == "NoLegacyHandle";
                 assert!(choice["candidates"].as_array().unwrap().iter().any(has_cause), "{choice}");
