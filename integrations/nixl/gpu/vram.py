@@ -1,8 +1,9 @@
 """vram.py [--backend NAME] [--megabytes COUNT]
 
 Transfers between memory of GPUs, and of the host, in two processes, by NIXL, and compares all bytes.
-With FABRICAST (the default) memory on one machine must take the path cuda-ipc. Prints the rate of each
-transfer. Uses GPU 0 and, if there is one, GPU 1. Needs NVIDIA's driver and NumPy, not PyTorch.
+Prints the rate of each transfer. Uses GPU 0 and, if there is one, GPU 1. Needs NVIDIA's driver and NumPy, not
+PyTorch. FABRICAST (the default) reaches memory of the host in another process by libfabric: without it, those
+transfers are skipped.
 """
 
 import argparse
@@ -91,6 +92,14 @@ def start_agent(name, backend):
     return nixl_agent(name, nixl_agent_config(backends=[backend]))
 
 
+def has_libfabric():
+    try:
+        ctypes.CDLL("libfabric.so.1")
+        return True
+    except OSError:
+        return False
+
+
 def notified(agent, sender, message):
     end = time.monotonic() + DEADLINE
     received = []
@@ -141,7 +150,11 @@ def run(arguments):
     # Whole memory, and every second block of 16 KiB, as pages of a cache.
     layouts = {"one block": [(0, size)], "16 KiB blocks": [(start, 16384) for start in range(0, size, 32768)]}
     wrong = number = 0
-    for kind, there in (("VRAM", "VRAM"), ("DRAM", "VRAM"), ("VRAM", "DRAM"), ("DRAM", "DRAM")):
+    pairs = [("VRAM", "VRAM"), ("DRAM", "VRAM"), ("VRAM", "DRAM"), ("DRAM", "DRAM")]
+    if arguments.backend == "FABRICAST" and not has_libfabric():
+        print("skipped: memory of the host in the other process, without libfabric")
+        pairs = pairs[:2]
+    for kind, there in pairs:
         memory = Memory(agent, kind, size, cuda)
         address, other = described[there]
         for layout, blocks in layouts.items():
@@ -190,8 +203,6 @@ if __name__ == "__main__":
     parser.add_argument("--backend", default="FABRICAST")
     parser.add_argument("--megabytes", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=21)
-    chosen = parser.parse_args()
-    if chosen.backend == "FABRICAST":
-        # The test fails if memory of GPUs on one machine takes another path, as it would be slow.
-        os.environ.setdefault("NIXL_LOG_LEVEL", "INFO")
-    run(chosen)
+    # Shows the paths.
+    os.environ.setdefault("NIXL_LOG_LEVEL", "INFO")
+    run(parser.parse_args())

@@ -296,35 +296,47 @@ nixl_status_t Engine::deregisterMem(nixlBackendMD *registered) {
     });
 }
 
+/* Waits for operations of this agent, also of requests that the program does not look at any more. */
+nixl_status_t Engine::wait_for_operations(LocalMemory &memory, std::chrono::steady_clock::time_point end) {
+    for (;;) {
+        {
+            const std::lock_guard<std::mutex> held(state_->lock);
+            if (memory.use->in_flight > 0) collect_all();
+            if (memory.use->in_flight == 0) return NIXL_SUCCESS;
+        }
+        if (std::chrono::steady_clock::now() >= end) {
+            log(Level::Error, "deregistering " + std::to_string(memory.length) +
+                                  " bytes failed: transfers with it are in flight. Keep it allocated");
+            return NIXL_ERR_BACKEND;
+        }
+        std::this_thread::sleep_for(pause_between_looks);
+    }
+}
+
 nixl_status_t Engine::release(LocalMemory &memory) {
     using Clock = std::chrono::steady_clock;
     const std::string operation = "deregistering " + std::to_string(memory.length) + " bytes";
     const auto end = Clock::now() + std::chrono::nanoseconds(settings_.timeout);
-    nixl_status_t result = NIXL_SUCCESS;
-    /* Operations of this agent, also of requests that the program does not look at any more. */
-    while (memory.uses->load() > 0) {
-        {
-            const std::lock_guard<std::mutex> held(state_->lock);
-            collect_all();
-        }
-        if (memory.uses->load() == 0) break;
-        if (Clock::now() >= end) {
-            log(Level::Error, operation + " failed: transfers with it are in flight. Keep it allocated");
-            result = NIXL_ERR_BACKEND;
-            break;
-        }
-        std::this_thread::sleep_for(pause_between_looks);
-    }
+    nixl_status_t result = wait_for_operations(memory, end);
     /* Operations of peers. */
     if (fabricast_agent_withdraw(agent_, memory.region, settings_.timeout) != FABRICAST_OK) result = failed(operation);
     fabricast_region_close(memory.region);
     if (fabricast_memory_close(memory.memory, FABRICAST_NOW) != FABRICAST_OK) result = failed(operation);
     if (result != NIXL_SUCCESS) return result;
-    /* Nothing copies any more. Registrations and mappings should end, too, before it is freed. */
-    const auto unmapped = std::min(end, Clock::now() + unmap_timeout);
-    while (!memory.is_released->load() && Clock::now() < unmapped) std::this_thread::sleep_for(pause_between_looks);
-    if (!memory.is_released->load())
-        log(Level::Info, operation + ": another agent has still mapped it. It can be freed");
+    /* Registrations and mappings should end before it is freed, and must after a failure. */
+    const bool must_end = memory.use->has_failed;
+    const auto until = must_end ? end : std::min(end, Clock::now() + unmap_timeout);
+    while (!memory.is_released->load()) {
+        if (Clock::now() < until) {
+            std::this_thread::sleep_for(pause_between_looks);
+        } else if (must_end) {
+            log(Level::Error, operation + " failed: operations that failed may still access it. Keep it allocated");
+            return NIXL_ERR_BACKEND;
+        } else {
+            log(Level::Info, operation + ": another agent has still mapped it. It can be freed");
+            break;
+        }
+    }
     return NIXL_SUCCESS;
 }
 

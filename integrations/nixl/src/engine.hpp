@@ -3,6 +3,7 @@
 #define FABRICAST_NIXL_SRC_ENGINE_HPP
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -59,6 +60,13 @@ private:
     fabricast_route *handle_;
 };
 
+/* How operations of this agent use memory. */
+struct Use {
+    std::size_t in_flight = 0;
+    /* An operation failed: what it left in flight, in a fabric, may still access the memory. */
+    bool has_failed = false;
+};
+
 /* Memory of this agent. */
 class LocalMemory final : public nixlBackendMD {
 public:
@@ -69,8 +77,7 @@ public:
     std::uintptr_t start = 0;
     std::size_t length = 0;
     std::string descriptor;
-    /* Number of operations of this agent that use it. */
-    const std::shared_ptr<std::atomic<std::size_t>> uses = std::make_shared<std::atomic<std::size_t>>(0);
+    const std::shared_ptr<Use> use = std::make_shared<Use>(); /* with the lock of the state */
     /* Becomes true when nothing uses it any more. */
     const std::shared_ptr<std::atomic<bool>> is_released = std::make_shared<std::atomic<bool>>(false);
 };
@@ -78,8 +85,7 @@ public:
 /* An operation in flight. */
 struct Operation {
     fabricast_token token;
-    /* Of its local memory. */
-    std::shared_ptr<std::atomic<std::size_t>> uses;
+    std::shared_ptr<Use> use; /* of its local memory */
 };
 
 /* Memory of an agent as the target of transfers. */
@@ -102,7 +108,7 @@ class Request final : public nixlBackendReqH {
 public:
     struct Blocks {
         std::shared_ptr<Route> route;
-        std::shared_ptr<std::atomic<std::size_t>> uses; /* of the local memory */
+        std::shared_ptr<Use> use; /* of the local memory */
         std::vector<fabricast_block> blocks;
     };
 
@@ -187,6 +193,7 @@ private:
     /* Collects the outcomes of all requests, and deletes released ones. */
     void collect_all() const;
 
+    nixl_status_t wait_for_operations(LocalMemory &memory, std::chrono::steady_clock::time_point end);
     nixl_status_t release(LocalMemory &memory);
     void handle(const fabricast_agent_event &event);
     void poll_events();

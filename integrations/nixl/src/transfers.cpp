@@ -94,7 +94,7 @@ nixl_status_t Engine::prepare(nixl_xfer_op_t operation, const nixl_meta_dlist_t 
                 std::shared_ptr<Route> route;
                 const nixl_status_t status = find_route(*target, *source, route);
                 if (status != NIXL_SUCCESS) return status;
-                request.lists.push_back({std::move(route), source->uses, {}});
+                request.lists.push_back({std::move(route), source->use, {}});
             }
             last = pair;
             list = found->second;
@@ -157,8 +157,8 @@ nixl_status_t Engine::post(nixl_xfer_op_t operation, Request &request, const std
         if (move(agent_, list.route->handle(), list.blocks.data(), list.blocks.size(), message ? &notice : nullptr,
                  &token) != FABRICAST_OK)
             return failed("a transfer with agent \"" + connection.agent + "\"");
-        list.uses->fetch_add(1);
-        request.in_flight.push_back({token, list.uses});
+        list.use->in_flight += 1;
+        request.in_flight.push_back({token, list.use});
     }
     return message ? send(connection, Kind::OfTransfer, number, *message, request.lists.size(), count) : NIXL_SUCCESS;
 }
@@ -214,8 +214,13 @@ nixl_status_t Engine::collect(Request &request) const {
         const Operation &operation = request.in_flight.back();
         std::uint64_t is_over = 0;
         const fabricast_status status = fabricast_agent_test(agent_, operation.token, &is_over, nullptr);
-        if (status == FABRICAST_OK && !is_over) return NIXL_IN_PROG;
-        operation.uses->fetch_sub(1);
+        if (status == FABRICAST_OK && !is_over) {
+            /* The threads of the fabric may have no other core than that of a program that polls. */
+            std::this_thread::yield();
+            return NIXL_IN_PROG;
+        }
+        operation.use->in_flight -= 1;
+        if (status != FABRICAST_OK) operation.use->has_failed = true;
         request.in_flight.pop_back();
         if (status != FABRICAST_OK) {
             const nixl_status_t failure = failed("a transfer with agent \"" + request.connection->agent + "\"");
