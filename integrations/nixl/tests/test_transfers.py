@@ -276,3 +276,41 @@ def test_program_of_the_documentation():
     page = pathlib.Path(__file__).parents[3] / "docs" / "how-to" / "nixl.md"
     program = page.read_text().split("```python\n", 1)[1].split("```", 1)[0]
     subprocess.run([sys.executable, "-c", program], check=True, timeout=DEADLINE)
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_prepared_lists_are_used_by_index(two_processes, strided):
+    here, there, _ = two_processes
+    regions, count, block = 3, 64, 4096
+    sources = [Memory(here, 2 * count * block) for _ in range(regions)]
+    addresses = [there.call("register", 2 * count * block, 0) for _ in range(regions)]
+    refresh(here, there)
+    for number, source in enumerate(sources):
+        source.bytes[:] = pattern(source.bytes.size, number)
+
+    def prepare(name, starts):
+        if strided:
+            rows = [(start, block, 0, 2 * block, count) for start in starts]
+        else:
+            rows = [(start + 2 * block * index, block, 0) for start in starts for index in range(count)]
+        return here.prep_xfer_dlist(name, numpy.array(rows, dtype=numpy.uint64), "DRAM")
+
+    local = prepare("NIXL_INIT_AGENT", [source.address for source in sources])
+    remote = prepare("there", addresses)
+    # Every third block, of all regions, to the places in the opposite order.
+    chosen = numpy.arange(0, regions * count, 3, dtype=numpy.int32)
+    handle = here.make_prepped_xfer("WRITE", local, chosen, remote, chosen[::-1].copy(), b"pages")
+    assert here.transfer(handle) == "DONE" or complete(here, handle) == "DONE"
+    assert there.call("when", "here", 1, None)[0] == [b"pages"]
+    here.release_xfer_handle(handle)
+    expected = numpy.zeros((regions, 2 * count, block), dtype=numpy.uint8)
+    for index, place in zip(chosen, chosen[::-1]):
+        data = sources[index // count].bytes.reshape(2 * count, block)[2 * (index % count)]
+        expected[place // count, 2 * (place % count)] = data
+    for number in range(regions):
+        assert there.call("read", number - regions) == expected[number].tobytes()
+    here.release_dlist_handle(local)
+    here.release_dlist_handle(remote)
+    for source in sources:
+        source.deregister()
+        there.call("deregister", -1)
