@@ -1,7 +1,7 @@
 """rates.py [BACKEND[:NAME=VALUE,...]...]
 
 Rates of transfers of host memory between two processes by backends of NIXL, in one run: by default
-FABRICAST, FABRICAST with fabric =shm, and UCX. Each figure is the median of the rounds of half a second, with
+FABRICAST, FABRICAST with libfabric's shm, and UCX. Each figure is the median of the rounds of half a second, with
 the initiator polling; all bytes are compared afterwards. Prints also how long the transfer took to prepare.
 """
 
@@ -78,7 +78,7 @@ def measure(backend, parameters):
 
 
 if __name__ == "__main__":
-    for chosen in sys.argv[1:] or ["FABRICAST", "FABRICAST:fabric==shm", "UCX"]:
+    for chosen in sys.argv[1:] or ["FABRICAST", "FABRICAST:fabric==shm,policy==fabric-direct", "UCX"]:
         name, _, rest = chosen.partition(":")
         print(f"-- {chosen}", flush=True)
         measure(name, dict(pair.split("=", 1) for pair in rest.split(",") if pair))

@@ -2,8 +2,7 @@
 
 Transfers between memory of GPUs, and of the host, in two processes, by NIXL, and compares all bytes.
 Prints the rate of each transfer. Uses GPU 0 and, if there is one, GPU 1. Needs NVIDIA's driver and NumPy, not
-PyTorch. FABRICAST (the default) reaches memory of the host in another process by libfabric: without it, those
-transfers are skipped.
+PyTorch.
 """
 
 import argparse
@@ -92,14 +91,6 @@ def start_agent(name, backend):
     return nixl_agent(name, nixl_agent_config(backends=[backend]))
 
 
-def has_libfabric():
-    try:
-        ctypes.CDLL("libfabric.so.1")
-        return True
-    except OSError:
-        return False
-
-
 def notified(agent, sender, message):
     end = time.monotonic() + DEADLINE
     received = []
@@ -150,11 +141,7 @@ def run(arguments):
     # Whole memory, and every second block of 16 KiB, as pages of a cache.
     layouts = {"one block": [(0, size)], "16 KiB blocks": [(start, 16384) for start in range(0, size, 32768)]}
     wrong = number = 0
-    pairs = [("VRAM", "VRAM"), ("DRAM", "VRAM"), ("VRAM", "DRAM"), ("DRAM", "DRAM")]
-    if arguments.backend == "FABRICAST" and not has_libfabric():
-        print("skipped: memory of the host in the other process, without libfabric")
-        pairs = pairs[:2]
-    for kind, there in pairs:
+    for kind, there in (("VRAM", "VRAM"), ("DRAM", "VRAM"), ("VRAM", "DRAM"), ("DRAM", "DRAM")):
         memory = Memory(agent, kind, size, cuda)
         address, other = described[there]
         for layout, blocks in layouts.items():

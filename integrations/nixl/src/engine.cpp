@@ -101,7 +101,7 @@ void Engine::start(const nixlBackendInitParams &parameters) {
     options.lost_after = settings_.lost_after;
     fabricast_status status = fabricast_agent_start(&options, &agent_);
     if (status == FABRICAST_E_NO_PROVIDER && settings_.fabric == "auto") {
-        log(Level::Warn, std::string("without a fabric, host memory of other processes cannot be reached: ") +
+        log(Level::Warn, std::string("without a fabric, other machines cannot be reached: ") +
                              fabricast_error_message());
         options.fabric = nullptr;
         status = fabricast_agent_start(&options, &agent_);

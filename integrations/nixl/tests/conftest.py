@@ -23,11 +23,18 @@ def start_peer():
     assert not failures
 
 
-@pytest.fixture(scope="module", params=["tcp", "shm"])
+# Of agents in two processes: the defaults, and providers that could reach another machine, or this one.
+BETWEEN_PROCESSES = {
+    "default": {},
+    "tcp": {"fabric": "=tcp", "source": "127.0.0.1", "policy": "=fabric-direct"},
+    "shm": {"fabric": "=shm", "policy": "=fabric-direct"},
+}
+
+
+@pytest.fixture(scope="module", params=BETWEEN_PROCESSES)
 def two_processes(request):
-    """An agent here and one in another process, by a fabric."""
-    parameters = {"fabric": f"={request.param}", "source": "127.0.0.1"} if request.param == "tcp" else {
-        "fabric": f"={request.param}"}
+    """An agent here and one in another process."""
+    parameters = BETWEEN_PROCESSES[request.param]
     here, there = start_agent("here", parameters), Peer("there", parameters)
     here.add_remote_agent(there.call("metadata"))
     there.call("add", here.get_agent_metadata())
