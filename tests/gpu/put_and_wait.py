@@ -43,6 +43,7 @@ def owner(directory, memory, device):
     import fabricast
     import torch
 
+    torch.cuda.set_device(device)
     target = tensor(memory, device, max(SIZES))
     with fabricast.Agent("owner", directory=directory) as agent:
         region = agent.register(target, read=True, write=True)
@@ -58,6 +59,7 @@ def initiator(directory, memory, device, raw_device, rounds):
     import fabricast
     import torch
 
+    torch.cuda.set_device(device)
     words = sys.stdin.readline().split()
     card, descriptor = (bytes.fromhex(word) for word in words)
     source = tensor(memory, device, max(SIZES))
@@ -113,24 +115,40 @@ def run(memory, is_hidden, rounds):
         there, here = start("owner", 1), start("initiator", 0)
         is_right = True
         try:
-            here.stdin.write(there.stdout.readline())
-            here.stdin.flush()
-            while (line := here.stdout.readline().strip()) not in ("end", ""):
+            pass_line(there, here)
+            while (line := line_of(here)) != "end":
                 kind, text = line.split(" ", 1)
                 if kind == "check":
                     there.stdin.write(text + "\n")
                     there.stdin.flush()
-                    here.stdin.write(there.stdout.readline())
-                    here.stdin.flush()
+                    pass_line(there, here)
                 else:
                     print(text, flush=True)
                     is_right &= "cuda-ipc, all bytes right" in text
-            is_right &= line == "end"
+        except EndedProcess as error:
+            print(error, flush=True)
+            is_right = False
         finally:
             for process in (here, there):
-                process.stdin.close()
+                process.terminate()
                 process.wait(60)
         return is_right
+
+
+class EndedProcess(Exception):
+    """A process of a measurement ended before its last line."""
+
+
+def line_of(process):
+    line = process.stdout.readline()
+    if not line:
+        raise EndedProcess(f"process {process.args[2]} ended")
+    return line.strip()
+
+
+def pass_line(source, target):
+    target.stdin.write(line_of(source) + "\n")
+    target.stdin.flush()
 
 
 def main():
