@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::device_name::DeviceName;
 use crate::driver::{AddressRangeDriver, PhysicalMemory};
 use crate::error::{Error, ErrorKind, Result};
-use crate::properties::PeerAccess;
+use crate::properties::{PeerAccess, Uuid};
 
 /// A range of addresses, filled from its start with whole pieces of memory.
 pub(crate) struct AddressRange {
@@ -19,6 +19,8 @@ pub(crate) struct AddressRange {
     /// Numbers of the devices that may read and write this range, besides the device of the
     /// memory.
     open_to: Vec<u32>,
+    /// The UUID of the device of imported memory, if its exporter named one.
+    exporter_device: Option<Uuid>,
     limit: u64,
     pieces: Mutex<Pieces>,
 }
@@ -74,8 +76,15 @@ impl AddressRange {
         open_to.sort_unstable();
         open_to.dedup();
         let raw = driver.reserve(limit).map_err(|error| error.on(device.name()))?;
-        let pieces = Mutex::default();
-        Ok(Self { device: device.clone(), raw: Some(raw), open_to, limit, pieces })
+        let (device, pieces) = (device.clone(), Mutex::default());
+        Ok(Self { device, raw: Some(raw), open_to, exporter_device: None, limit, pieces })
+    }
+
+    /// Reserves addresses for memory of the device with this UUID, which need not be visible.
+    pub(crate) fn reserve_for(device: &Device, limit: u64, exporter_device: Uuid) -> Result<Self> {
+        let mut reserved = Self::reserve(device, limit, &[])?;
+        reserved.exporter_device = Some(exporter_device);
+        Ok(reserved)
     }
 
     pub(crate) fn address(&self) -> u64 {
@@ -192,6 +201,11 @@ impl AddressRange {
     /// Are the pieces on a device that this process does not see?
     pub(crate) fn is_hidden(&self) -> bool {
         lock(&self.pieces).resident == Some(Resident::Hidden)
+    }
+
+    /// The device of the pieces as their exporter named it.
+    pub(crate) fn exporter_device(&self) -> Option<Uuid> {
+        self.exporter_device
     }
 
     pub(crate) fn lengths(&self) -> Vec<u64> {

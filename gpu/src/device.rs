@@ -149,6 +149,51 @@ impl DeviceName {
             Implementation::Emulated => Ok(emulated::uuid(self.number)),
         }
     }
+
+    /// The name, in this process, of the device with this UUID. Does not open the device.
+    ///
+    /// ```
+    /// let name: gpu::DeviceName = "emulated:1".parse()?;
+    /// assert_eq!(gpu::DeviceName::find(name.uuid()?)?, name);
+    /// # Ok::<(), gpu::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if this process sees no device with that UUID.
+    pub fn find(uuid: Uuid) -> Result<Self> {
+        let mut detail = format!("this process sees no device {uuid}");
+        for implementation in [Implementation::Emulated, Implementation::Cuda] {
+            if let Err(error) = Device::count(implementation) {
+                detail.push_str(&format!("; {error}"));
+            }
+            for name in Self::all(implementation) {
+                match name.uuid() {
+                    Ok(found) if found == uuid => return Ok(name),
+                    Ok(_) => {}
+                    // A broken device does not hide the others.
+                    Err(error) => detail.push_str(&format!("; {error}")),
+                }
+            }
+        }
+        Err(Error::new("find device by UUID", ErrorKind::NoSuchDevice, detail))
+    }
+
+    /// The devices of an implementation, if it is available.
+    fn all(implementation: Implementation) -> impl Iterator<Item = Self> {
+        let count = Device::count(implementation).unwrap_or(0);
+        (0..count).map(move |number| Self { implementation, number })
+    }
+
+    /// Orders devices by what opening them costs: nothing if this library has opened the device, a
+    /// little if another one has created its context.
+    fn cost_of_opening(self) -> u8 {
+        let open = lock(&OPEN).get(&self).and_then(Weak::upgrade);
+        match self.implementation {
+            _ if open.is_some_and(|inner| inner.fork_generation.is_current()) => 0,
+            Implementation::Cuda if cuda::has_context(self.number) => 1,
+            _ => 2,
+        }
+    }
 }
 
 impl PointerAttributes {
@@ -233,27 +278,12 @@ impl Device {
     /// # Errors
     /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if this process sees no device with that UUID.
     pub fn find(uuid: Uuid) -> Result<Self> {
-        let mut detail = format!("this process sees no device {uuid}");
-        for implementation in [Implementation::Emulated, Implementation::Cuda] {
-            let count = Self::count(implementation).unwrap_or_else(|error| {
-                detail.push_str(&format!("; {error}"));
-                0
-            });
-            for number in 0..count {
-                let name = DeviceName { implementation, number };
-                match name.uuid() {
-                    Ok(found) if found == uuid => return Self::open(name),
-                    Ok(_) => {}
-                    // A broken device does not hide the others.
-                    Err(error) => detail.push_str(&format!("; {error}")),
-                }
-            }
-        }
-        Err(Error::new("find device by UUID", ErrorKind::NoSuchDevice, detail))
+        DeviceName::find(uuid).and_then(Self::open)
     }
 
-    /// Opens the device with this UUID or, if this process does not see it, the first device of the
-    /// process that may map its memory: importing it shows whether that one can.
+    /// Opens the device with this UUID or, if this process does not see it, a device of the process
+    /// that may map its memory: importing it shows whether that one can. Of several, one that this
+    /// process uses already is preferred, since a context takes time and device memory.
     ///
     /// ```
     /// let seen = gpu::Device::open("emulated:1".parse()?)?;
@@ -263,19 +293,22 @@ impl Device {
     /// ```
     ///
     /// # Errors
-    /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if this process sees no such device.
+    /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if this process sees no device that might map it.
     pub fn for_memory_of(uuid: Uuid) -> Result<Self> {
-        let not_found = match Self::find(uuid) {
+        let not_found = match DeviceName::find(uuid) {
             Err(error) if error.kind() == ErrorKind::NoSuchDevice => error,
-            found => return found,
+            found => return found.and_then(Self::open),
         };
         let implementation = match emulated::has_uuid(uuid) {
             true => Implementation::Emulated,
             false => Implementation::Cuda,
         };
-        match Self::count(implementation) {
-            Ok(1..) => Self::open(DeviceName { implementation, number: 0 }),
-            _ => Err(not_found),
+        let visible = DeviceName::all(implementation).filter(|name| name.uuid().is_ok());
+        match visible.min_by_key(|name| name.cost_of_opening()) {
+            Some(name) => Self::open(name),
+            None => Err(not_found.with_remedy(
+                "Its memory can be mapped for another device: let CUDA_VISIBLE_DEVICES name one",
+            )),
         }
     }
 

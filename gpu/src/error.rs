@@ -93,6 +93,11 @@ impl Error {
         self
     }
 
+    pub(crate) fn with_remedy(mut self, remedy: &str) -> Self {
+        self.0.detail = format!("{}. {remedy}", self.0.detail);
+        self
+    }
+
     pub(crate) fn on(mut self, device: DeviceName) -> Self {
         self.0.device.get_or_insert(device);
         self

@@ -6,6 +6,7 @@ use crate::address_range::AddressRange;
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Memory;
+use crate::properties::Uuid;
 
 /// Memory that is being imported. Its pieces are mapped one behind the other, in one reserved
 /// address range.
@@ -88,6 +89,16 @@ impl Device {
     /// If the addresses cannot be reserved.
     pub fn importer(&self, total: u64) -> Result<Importer> {
         let address_range = AddressRange::reserve(self, total, &[])?;
+        Ok(Importer { memory: Memory::of_address_range(self, address_range, 0) })
+    }
+
+    /// Like [`importer`](Self::importer), for memory of the device with this UUID, which this process
+    /// need not see: the memory then [knows](Memory::device_uuid) where it is.
+    ///
+    /// # Errors
+    /// If the addresses cannot be reserved.
+    pub fn importer_of(&self, uuid: Uuid, total: u64) -> Result<Importer> {
+        let address_range = AddressRange::reserve_for(self, total, uuid)?;
         Ok(Importer { memory: Memory::of_address_range(self, address_range, 0) })
     }
 }

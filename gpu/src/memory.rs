@@ -13,6 +13,7 @@ use crate::device_name::DeviceName;
 use crate::error::{Error, ErrorKind, Result};
 use crate::foreign::{Foreign, RetainedPieces};
 use crate::legacy_handle::{LegacyHandle, remember_own_handle};
+use crate::properties::Uuid;
 
 const EXPORT: &str = "export memory";
 const NOT_SHAREABLE: &str = "it was not allocated as shareable (Device::allocate_shared)";
@@ -199,6 +200,32 @@ impl Memory {
     #[must_use]
     pub fn is_of_hidden_device(&self) -> bool {
         self.address_range().is_some_and(AddressRange::is_hidden)
+    }
+
+    /// The UUID of the device that it is located on; None for the host. Of a device that this process
+    /// does not see, it is the one that [`importer_of`](Device::importer_of) was given. Memory opened
+    /// by legacy handle has the device that opened it.
+    ///
+    /// ```
+    /// let device = gpu::Device::open("emulated:0".parse()?)?;
+    /// let memory = device.allocate(4096)?;
+    /// assert_eq!(memory.device_uuid()?, Some(device.properties().uuid));
+    /// # Ok::<(), gpu::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if this process does not see the device, and was not
+    /// told its UUID.
+    pub fn device_uuid(&self) -> Result<Option<Uuid>> {
+        let hidden = self.address_range().filter(|address_range| address_range.is_hidden());
+        let Some(address_range) = hidden else {
+            return self.device().map(DeviceName::uuid).transpose();
+        };
+        address_range.exporter_device().map(Some).ok_or_else(|| {
+            let detail = "this process does not see the device of the memory";
+            let error = Error::new("identify device of memory", ErrorKind::NoSuchDevice, detail);
+            error.on(self.0.device.name())
+        })
     }
 
     /// Is it read-only? Streams refuse to write to it.

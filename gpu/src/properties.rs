@@ -1,10 +1,21 @@
 //! The properties of a device.
 
 use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::{Error, ErrorKind, Result};
+
 /// Identifies a device in every process of the machine, and in its containers.
+///
+/// ```
+/// let text = "66616272-6963-6173-742d-686f73742d30";
+/// let uuid: gpu::Uuid = format!("GPU-{text}").parse()?;
+/// assert_eq!(uuid.to_string(), text);
+/// assert!("GPU-66616272".parse::<gpu::Uuid>().is_err());
+/// # Ok::<(), gpu::Error>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Uuid(pub [u8; 16]);
 
@@ -17,6 +28,24 @@ impl fmt::Display for Uuid {
             write!(f, "{byte:02x}")?;
         }
         Ok(())
+    }
+}
+
+/// With or without `GPU-`, which `nvidia-smi` and `CUDA_VISIBLE_DEVICES` put in front.
+impl FromStr for Uuid {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let bare = text.strip_prefix("GPU-").unwrap_or(text);
+        let mut bytes = [0; 16];
+        let parsed = u128::from_str_radix(&bare.replace('-', ""), 16).ok();
+        bytes.copy_from_slice(&parsed.unwrap_or_default().to_be_bytes());
+        let uuid = Self(bytes);
+        if uuid.to_string().eq_ignore_ascii_case(bare) {
+            return Ok(uuid);
+        }
+        let detail = format!("\"{text}\" is not the UUID of a device, as nvidia-smi -L prints it");
+        Err(Error::new("parse UUID of device", ErrorKind::InvalidArgument, detail))
     }
 }
 

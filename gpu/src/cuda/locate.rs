@@ -30,8 +30,8 @@ pub(crate) fn locate(address: u64) -> Option<PointerLocation> {
     }
     // The driver may require a current context. An existing one is used, since creating one
     // takes long; each knows the memory of all devices.
-    let number =
-        (0..library::device_count().ok()?).find(|number| has_context(functions, *number))?;
+    let number = (0..library::device_count().ok()?)
+        .find(|number| has_primary_context(functions, *number))?;
     let mut device = 0;
     let mut context = ptr::null_mut();
     // SAFETY: valid pointers for the results; a retained context is released, a pushed one
@@ -93,8 +93,12 @@ pub(super) fn pointer_attributes<const N: usize>(
     (code, found)
 }
 
-/// Does its primary context exist already?
-fn has_context(functions: &Functions, number: u32) -> bool {
+/// Does the primary context of a device exist already, created by any library?
+pub(crate) fn has_context(number: u32) -> bool {
+    library::driver().is_ok_and(|functions| has_primary_context(functions, number))
+}
+
+fn has_primary_context(functions: &Functions, number: u32) -> bool {
     let (mut device, mut flags, mut is_active) = (0, 0, 0);
     // SAFETY: valid pointers for the results.
     unsafe {

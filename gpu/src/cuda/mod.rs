@@ -24,7 +24,7 @@ use crate::stream_waits::any_stream_waits;
 
 pub(crate) use device_driver::{Device, uuid};
 pub(crate) use library::{device_count, functions};
-pub(crate) use locate::{PointerLocation, locate};
+pub(crate) use locate::{PointerLocation, has_context, locate};
 
 /// The primary context of a device, retained; frameworks use the same context.
 struct Context {
