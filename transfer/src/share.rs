@@ -194,6 +194,11 @@ fn identity_in_pool(memory: &Memory) -> Result<[u8; 16]> {
 /// The device of memory, and how it is exported.
 fn describe(memory: &Memory) -> Result<(Option<Uuid>, HandleType)> {
     let device = memory.mapped_for();
+    if memory.is_of_hidden_device() {
+        let detail = "it is on a device that this process does not see (CUDA_VISIBLE_DEVICES). Share \
+                      it where it was allocated";
+        return Err(Error::new(SHARE, ErrorKind::Failed, detail));
+    }
     if memory.device() != Some(device.name()) {
         let detail = "it is on another device or on the host. Share it where it was allocated";
         return Err(Error::new(SHARE, ErrorKind::Failed, detail));
@@ -531,7 +536,12 @@ fn open_memory(
     let total = pieces.iter().try_fold(0_u64, |sum, length| {
         sum.checked_add(length.checked_next_multiple_of(granularity)?)
     });
-    let importer: Importer = device.importer(total.unwrap_or(u64::MAX)).during(OPEN)?;
+    let total = total.unwrap_or(u64::MAX);
+    let importer: Importer = match metadata.device {
+        Some(uuid) => device.importer_of(uuid, total),
+        None => device.importer(total),
+    }
+    .during(OPEN)?;
     for length in pieces {
         importer.add(next_piece()?.as_fd(), *length).during(OPEN)?;
     }

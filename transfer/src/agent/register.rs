@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fabric::MemoryRegion;
-use gpu::{DeviceName, Memory};
+use gpu::Memory;
 
 use super::local_target::LocalTarget;
 use crate::device_memory::device_memory;
@@ -42,8 +42,8 @@ impl LocalTarget {
 
     /// Registers a local-only region: it is not in the region table, and has no keys.
     pub(super) fn register_local(self: &Arc<Self>, buffer: Buffer) -> Result<Region> {
-        let device = buffer.memory().and_then(Memory::device);
-        let device = device.map(DeviceName::uuid).transpose().during(REGISTER)?;
+        let device = buffer.memory().map(Memory::device_uuid).transpose().during(REGISTER)?;
+        let device = device.flatten();
         let memories = self.register_with_rails(&buffer, None);
         let local_only = Exportability::Not(ExportObstacle::LocalOnly);
         let descriptor_base = buffer.base_descriptor(self.identity, device, local_only);

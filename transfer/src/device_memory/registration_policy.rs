@@ -41,7 +41,7 @@ impl FabricFacts {
 #[derive(Debug, Clone)]
 pub struct DeviceFacts {
     device: DeviceName,
-    /// The device that the memory is located on.
+    /// The device that the memory is located on, if this process sees it.
     resident: Option<DeviceName>,
     gpu_direct: GpuDirect,
     allocator: Allocator,
@@ -59,7 +59,7 @@ impl DeviceFacts {
         let found = device.attributes(memory.address());
         let allocator = found.map_err(|error| refused(error.to_string()))?.allocator;
         let gpu_direct = device.properties().gpu_direct;
-        let resident = Some(resident);
+        let resident = Some(resident).filter(|_| !memory.is_of_hidden_device());
         Ok(Some(Self { device: device.name(), resident, gpu_direct, allocator }))
     }
 

@@ -81,8 +81,10 @@ impl Buffer {
             }
             Self::Device(memory) => memory,
         };
-        let Some(name) = memory.device() else { return Ok(private_host()) };
-        let device = Some(name.uuid().during(REGISTER)?);
+        let device = memory.device_uuid().during(REGISTER)?;
+        if device.is_none() {
+            return Ok(private_host());
+        }
         match memory.pieces() {
             Ok(found) => {
                 let (offset, count) = (found.offset, found.lengths.len());

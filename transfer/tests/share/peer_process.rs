@@ -2,8 +2,12 @@
 
 use std::path::Path;
 
+use gpu::emulated;
 use ipc::Channel;
-use transfer::{Admission, ErrorKind, HostBuffer, ShareClient, ShareService, SharedBuffer};
+use transfer::{
+    Admission, Agent, AgentOptions, ErrorKind, HostBuffer, Rights, ShareClient, ShareService,
+    SharedBuffer,
+};
 
 use crate::common::{LENGTH, TIMEOUT, device, next_device, numbers};
 use crate::fixture::{check, fill, send, tensor};
@@ -21,6 +25,31 @@ fn fork_a_child() {
             libc::_exit(0);
         }
     }
+}
+
+/// Memory of a device that this process does not see: it is used, but named as its owner names it.
+fn use_memory_of_a_hidden_device(path: &Path) {
+    let client = ShareClient::connect(path, TIMEOUT).unwrap();
+    let owner_device = client.handle("numbers", TIMEOUT).unwrap().metadata.device;
+    let opened = client.open("numbers", None, TIMEOUT).unwrap();
+    let memory = opened.memory().unwrap();
+    assert!(memory.is_of_hidden_device());
+    assert_eq!(memory.device_uuid().unwrap(), owner_device);
+    check(memory, 1);
+    let error = SharedBuffer::new(memory, &tensor()).unwrap_err();
+    assert!(error.to_string().contains("Share it where it was allocated"), "{error}");
+    let directory = path.parent().unwrap();
+    let agent = Agent::start(AgentOptions::new("opener").directory(directory)).unwrap();
+    let region = agent.register(memory, Rights::ALL).unwrap();
+    assert_eq!(region.descriptor().device, owner_device);
+    let local_only = agent.register_local(memory).unwrap();
+    assert_eq!(local_only.descriptor().device, owner_device);
+    fill(memory, 7);
+}
+
+/// Hides the emulated devices from this process, except the named one.
+fn hide_all_but(visible: Option<u32>) {
+    (0..emulated::COUNT).for_each(|other| emulated::hide_device(other, visible != Some(other)));
 }
 
 fn enter(words: &[&str]) {
@@ -41,6 +70,19 @@ fn enter(words: &[&str]) {
                 check(seen.memory().unwrap(), 1);
             }
             fill(opened.memory().unwrap(), 7);
+        }
+        "sees-another-device" => {
+            hide_all_but(Some(1));
+            use_memory_of_a_hidden_device(path);
+        }
+        "sees-no-device" => {
+            hide_all_but(None);
+            let client = ShareClient::connect(path, TIMEOUT).unwrap();
+            let error = client.open("numbers", None, TIMEOUT).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NoSuchDevice);
+            let text = error.to_string();
+            assert!(text.contains("this process sees no device 6661"), "{text}");
+            assert!(text.contains("let CUDA_VISIBLE_DEVICES name one"), "{text}");
         }
         // Sends its own memory, and is killed while it waits.
         "sends" => {

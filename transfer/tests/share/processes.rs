@@ -21,6 +21,22 @@ fn another_process_reads_and_writes_shared_memory() {
     check(&fixture.memory, 7);
 }
 
+/// As with `CUDA_VISIBLE_DEVICES`: the other process sees another device, or none.
+#[test]
+fn process_that_does_not_see_the_device_uses_its_memory() {
+    let _alone = alone();
+    let fixture = ServiceFixture::open();
+    let is_emulated = fixture.device.name().implementation == gpu::Implementation::Emulated;
+    if !is_emulated && std::env::var_os("FABRICAST_TEST_PEER_DEVICES").is_none() {
+        testkit::skip!("the other process sees the same devices; gpu-tests hides others");
+    }
+    start("sees-another-device", &fixture.path(), &[], None).finish();
+    check(&fixture.memory, 7);
+    if is_emulated {
+        start("sees-no-device", &fixture.path(), &[], None).finish();
+    }
+}
+
 /// With their own /proc, as containers have: CUDA does not start without.
 const UNSHARE: [&str; 8] =
     ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--ipc", "--net"];
