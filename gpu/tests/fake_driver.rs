@@ -43,6 +43,9 @@ fn enter(words: &[&str]) {
     if let ["gpu-direct", ordering, options] = *words {
         return gpu_direct(ordering.parse().unwrap(), options.parse().unwrap());
     }
+    if let ["hidden"] = *words {
+        return hidden_device();
+    }
     let device = Device::open("cuda:0".parse().unwrap()).unwrap();
     let driver = Driver::find();
     match *words {
@@ -163,6 +166,19 @@ fn read_only(driver: &Driver, device: &Device) {
     assert_eq!(driver.ask("fake_registered_flags") & READ_ONLY, READ_ONLY);
 }
 
+/// Memory of a device that is not visible is mapped by a device that is in use, if there is one.
+fn hidden_device() {
+    let driver = Driver::find();
+    driver.set("fake_devices", 3);
+    driver.set("fake_only_context", 2);
+    let for_hidden = || Device::for_memory_of(gpu::Uuid([9; 16])).unwrap().name().to_string();
+    assert_eq!(for_hidden(), "cuda:2", "another library uses this one");
+    let _used = Device::open("cuda:1".parse().unwrap()).unwrap();
+    assert_eq!(for_hidden(), "cuda:1");
+    let visible = gpu::Uuid([1; 16]);
+    assert_eq!(Device::for_memory_of(visible).unwrap().name().to_string(), "cuda:0");
+}
+
 /// The driver flushes for all devices, if it can and its order does not suffice.
 fn gpu_direct(ordering: i32, options: i32) {
     const NOT_CALLED: i32 = -1;
@@ -251,6 +267,11 @@ fn captures_of_other_threads_stay_valid() {
 #[test]
 fn read_only_memory_is_registered_if_supported() {
     run(&["read-only"]);
+}
+
+#[test]
+fn used_device_maps_memory_of_a_hidden_one() {
+    run(&["hidden"]);
 }
 
 #[test]

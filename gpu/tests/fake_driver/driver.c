@@ -11,6 +11,7 @@ enum { NOT_READY = 600, CAPTURE_INVALIDATED = 901, RELAXED = 2 };
 enum { READ_ONLY_ATTRIBUTE = 113, FLUSH_OPTIONS_ATTRIBUTE = 117, WRITES_ORDERING_ATTRIBUTE = 118 };
 
 static code failing;
+static int devices = 1, only_context = -1;
 static int destroyed, late_calls;
 static struct { void *place; size_t length; } host_memory[64];
 static size_t host_pieces;
@@ -20,6 +21,9 @@ static _Thread_local unsigned capture_mode;
 
 /* Called by tests. */
 void fake_fail(int with) { failing = (code)with; }
+void fake_devices(int are) { devices = are; }
+/* Of all devices only this one has a context, made by another library. */
+void fake_only_context(int on) { only_context = on; }
 void fake_be_busy(int is) { busy = is; }
 void fake_capture(int is) { capturing = is; }
 int fake_was_invalidated(void) { return invalidated; }
@@ -80,7 +84,7 @@ code cuGetErrorName(code of, const char **place) { (void)of; return text(place);
 code cuGetErrorString(code of, const char **place) { (void)of; return text(place); }
 
 code cuDriverGetVersion(int *version) { *version = 13000; return failing; }
-code cuDeviceGetCount(int *count) { *count = 1; return failing; }
+code cuDeviceGetCount(int *count) { *count = devices; return failing; }
 code cuDeviceGet(int *device, int number) { *device = number; return failing; }
 code cuDeviceGetName(char *name, int length, int device) {
     (void)device;
@@ -112,9 +116,8 @@ code cuDevicePrimaryCtxRetain(void **context, int device) {
     return failing;
 }
 code cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
-    (void)device;
     *flags = 0;
-    *active = 1;
+    *active = only_context < 0 || device == only_context;
     return failing;
 }
 code cuCtxPopCurrent_v2(void **context) { *context = &failing; return failing; }
