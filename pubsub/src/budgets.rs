@@ -59,15 +59,23 @@ impl Budgets {
         }
     }
 
-    pub(crate) fn of(&self, place: SharedLocation) -> Result<u64> {
+    /// The budget of a memory location; None if it is half the memory of a device that this process
+    /// does not see.
+    pub(crate) fn of(&self, place: SharedLocation) -> Result<Option<u64>> {
         match (place, self.device) {
-            (SharedLocation::Host, _) => self.of_host(),
-            (SharedLocation::Device(_), Some(bytes)) => Ok(bytes),
-            (SharedLocation::Device(_), None) => {
+            (SharedLocation::Host, _) => self.of_host().map(Some),
+            (SharedLocation::Device(_), Some(bytes)) => Ok(Some(bytes)),
+            (SharedLocation::Device(_), None) if place.is_visible() => {
                 let device = place.device("compute memory of topic")?;
-                Ok(device.properties().total_memory / 2)
+                Ok(Some(Self::of_device(device.properties().total_memory)))
             }
+            (SharedLocation::Device(_), None) => Ok(None),
         }
+    }
+
+    /// The default for a device with this many bytes of memory.
+    pub(crate) fn of_device(total_memory: u64) -> u64 {
+        total_memory / 2
     }
 }
 

@@ -25,14 +25,56 @@ const HOST_DEVICE: DeviceName = DeviceName::emulated(0);
 /// use pubsub::MemoryLocation;
 /// assert_eq!("host".parse::<MemoryLocation>()?, MemoryLocation::Host);
 /// assert_eq!("cuda:1".parse::<MemoryLocation>()?.to_string(), "cuda:1");
+/// let uuid = "GPU-66616272-6963-6173-742d-686f73742d30";
+/// assert_eq!(uuid.parse::<MemoryLocation>()?.to_string(), uuid);
 /// # Ok::<(), pubsub::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MemoryLocation {
     /// Host memory.
     Host,
-    /// Memory of a device.
+    /// Memory of a device, by its name in this process.
     Device(DeviceName),
+    /// Memory of a device, by its UUID: the same in all processes, also in those that do not see the
+    /// device (`CUDA_VISIBLE_DEVICES`).
+    DeviceUuid(Uuid),
+}
+
+impl MemoryLocation {
+    /// The name of the device in this process; None for the host.
+    ///
+    /// ```
+    /// use pubsub::MemoryLocation;
+    /// let device: gpu::DeviceName = "emulated:1".parse()?;
+    /// assert_eq!(MemoryLocation::DeviceUuid(device.uuid()?).device()?, Some(device));
+    /// assert_eq!(MemoryLocation::Host.device()?, None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`NoDevice`](ErrorKind::NoDevice) if this process sees no device with the UUID.
+    pub fn device(self) -> Result<Option<DeviceName>> {
+        match self {
+            Self::Host => Ok(None),
+            Self::Device(name) => Ok(Some(name)),
+            Self::DeviceUuid(uuid) => match DeviceName::find(uuid) {
+                Ok(name) => Ok(Some(name)),
+                Err(cause) => Err(device_error("find device of memory", cause)),
+            },
+        }
+    }
+
+    /// The device, opened, if this process sees it; None for the host, and for a UUID that it does
+    /// not see.
+    pub(crate) fn open(self) -> Result<Option<Device>> {
+        let name = match self {
+            Self::Host => None,
+            Self::Device(name) => Some(name),
+            Self::DeviceUuid(uuid) => DeviceName::find(uuid).ok(),
+        };
+        let opened = name.map(Device::open).transpose();
+        opened.map_err(|cause| device_error("open device of topic", cause))
+    }
 }
 
 impl fmt::Display for MemoryLocation {
@@ -40,6 +82,7 @@ impl fmt::Display for MemoryLocation {
         match self {
             Self::Host => f.write_str("host"),
             Self::Device(name) => name.fmt(f),
+            Self::DeviceUuid(uuid) => write!(f, "GPU-{uuid}"),
         }
     }
 }
@@ -51,8 +94,13 @@ impl FromStr for MemoryLocation {
         if text == "host" {
             return Ok(Self::Host);
         }
+        if text.starts_with("GPU-")
+            && let Ok(uuid) = text.parse()
+        {
+            return Ok(Self::DeviceUuid(uuid));
+        }
         text.parse().map(Self::Device).map_err(|_| {
-            let detail = format!("\"{text}\" is not like host, cuda:0 or emulated:0");
+            let detail = format!("\"{text}\" is not like host, cuda:0, emulated:0 or GPU-<UUID>");
             Error::new("parse memory location", ErrorKind::InvalidArgument, detail)
         })
     }
@@ -85,17 +133,40 @@ impl SharedLocation {
     }
 
     pub(crate) fn of(place: MemoryLocation) -> Result<Self> {
-        let MemoryLocation::Device(name) = place else { return Ok(Self::Host) };
-        let opened = Device::open(name).map(|device| device.properties().uuid);
-        let Uuid(bytes) = opened.map_err(|cause| device_error("open device of topic", cause))?;
-        Ok(Self::Device(bytes))
+        if let MemoryLocation::DeviceUuid(Uuid(bytes)) = place {
+            return Ok(Self::Device(bytes));
+        }
+        Ok(place.open()?.map_or(Self::Host, |device| Self::Device(device.properties().uuid.0)))
     }
 
-    /// The device of the memory, as this process sees it.
+    /// The name of its device in this process; None for the host, and if this process does not see
+    /// the device.
+    pub(crate) fn device_name(self) -> Option<DeviceName> {
+        match self {
+            Self::Host => None,
+            Self::Device(uuid) => DeviceName::find(Uuid(uuid)).ok(),
+        }
+    }
+
+    /// Can this process allocate such memory?
+    pub(crate) fn is_visible(self) -> bool {
+        self == Self::Host || self.device_name().is_some()
+    }
+
+    /// The device that allocates the memory; fails if this process does not see it.
     pub(crate) fn device(self, operation: &'static str) -> Result<Device> {
         match self {
             Self::Host => Device::open(HOST_DEVICE),
             Self::Device(uuid) => Device::find(Uuid(uuid)),
+        }
+        .map_err(|cause| device_error(operation, cause))
+    }
+
+    /// The device that maps the memory: its own or, if this process does not see that, another one.
+    pub(crate) fn mapping_device(self, operation: &'static str) -> Result<Device> {
+        match self {
+            Self::Host => Device::open(HOST_DEVICE),
+            Self::Device(uuid) => Device::for_memory_of(Uuid(uuid)),
         }
         .map_err(|cause| device_error(operation, cause))
     }
@@ -384,15 +455,14 @@ impl SharedSettings {
         Ok(())
     }
 
-    /// Settings with the names of this process; fails for a device that it does not see.
-    pub(crate) fn to_local(self) -> Result<TopicSettings> {
-        let memory = match self.place {
-            SharedLocation::Host => MemoryLocation::Host,
-            SharedLocation::Device(_) => {
-                MemoryLocation::Device(self.place.device("find device of topic")?.name())
-            }
+    /// Settings with the names of this process: a device that it does not see has its UUID.
+    pub(crate) fn to_local(self) -> TopicSettings {
+        let memory = match (self.place, self.place.device_name()) {
+            (SharedLocation::Host, _) => MemoryLocation::Host,
+            (SharedLocation::Device(_), Some(name)) => MemoryLocation::Device(name),
+            (SharedLocation::Device(uuid), None) => MemoryLocation::DeviceUuid(Uuid(uuid)),
         };
-        Ok(TopicSettings {
+        TopicSettings {
             memory,
             reliability: self.reliability,
             depth: self.depth,
@@ -400,7 +470,7 @@ impl SharedSettings {
             loans: self.loans,
             release_deadline: self.release_deadline(),
             type_name: self.type_name,
-        })
+        }
     }
 }
 

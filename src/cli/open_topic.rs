@@ -80,6 +80,7 @@ pub(crate) fn topic_name(text: &str) -> Result<String, String> {
 
 /// A missing device is reported as by the other subcommands.
 pub(crate) fn check_device(memory: MemoryLocation) -> Result<()> {
+    // A device with a UUID may be seen by other processes only.
     let MemoryLocation::Device(name) = memory else { return Ok(()) };
     let opened = gpu::Device::open(name).map(drop);
     opened.map_err(|error| Failure::new(Exit::NoProvider, error.to_string()))

@@ -179,9 +179,9 @@ impl Arguments {
             let most = size::print(TopicSettings::LARGEST);
             return refuse(format!("--size is too large. Use at most {most}"));
         }
-        let is_of_host = |place: MemoryLocation| match place {
-            MemoryLocation::Host => true,
-            MemoryLocation::Device(name) => name.implementation != Implementation::Cuda,
+        let is_of_host = |place: MemoryLocation| match place.device() {
+            Ok(name) => name.is_none_or(|name| name.implementation != Implementation::Cuda),
+            Err(_) => false,
         };
         // A message, and its source or the buffer to compare with; at each node.
         let places = match self.inter_node || self.baseline.is_some() {

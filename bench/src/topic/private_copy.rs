@@ -24,9 +24,9 @@ pub(super) struct OnDevice {
 
 impl PrivateMemory {
     pub(super) fn new(memory: &str, size: u64) -> Result<Self, Failure> {
-        match memory.parse()? {
-            MemoryLocation::Host => Ok(Self::Host(vec![1; size as usize])),
-            MemoryLocation::Device(name) => {
+        match memory.parse::<MemoryLocation>()?.device()? {
+            None => Ok(Self::Host(vec![1; size as usize])),
+            Some(name) => {
                 let device = Device::open(name)?;
                 let memory = device.allocate(size)?;
                 let stream = device.stream()?;

@@ -120,15 +120,13 @@ impl StageCopies {
         let (chunk, size) = (options.chunk, kind.size);
         let ring = options.ring_size_for(lanes, size, kind.depth).max(chunk);
         let slots = chunk * options.slots_for(lanes) as u64;
-        let out = match from {
-            MemoryLocation::Device(name) => Some(DeviceCopy::new(name, size, slots, chunk)?),
-            MemoryLocation::Host => None,
+        let out = match from.device()? {
+            Some(name) => Some(DeviceCopy::new(name, size, slots, chunk)?),
+            None => None,
         };
-        let into = match to {
-            MemoryLocation::Device(name) => {
-                Target::Device(Box::new(DeviceCopy::new(name, size, ring, chunk)?))
-            }
-            MemoryLocation::Host => Target::Host {
+        let into = match to.device()? {
+            Some(name) => Target::Device(Box::new(DeviceCopy::new(name, size, ring, chunk)?)),
+            None => Target::Host {
                 from: vec![1; ring as usize],
                 to: vec![2; size as usize],
                 chunk: chunk as usize,

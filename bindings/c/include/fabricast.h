@@ -236,7 +236,9 @@ typedef struct fabricast_topic fabricast_topic;
 /* Fill it with fabricast_topic_settings_init, then change fields. */
 typedef struct fabricast_topic_settings {
     size_t size;              /* of this structure, as the caller knows it */
-    const char *memory;       /* "host", "cuda:0", ..., "emulated:0"; NULL: "host" */
+    const char *memory;       /* "host", "cuda:0", ..., "emulated:0"; NULL: "host". A device that
+                               * this process does not see (CUDA_VISIBLE_DEVICES) has its UUID
+                               * instead, as "GPU-66616272-6963-..." */
     uint64_t largest;         /* bytes of the longest message */
     int64_t release_deadline; /* a subscriber that holds a message for longer while it
                                  blocks a publisher is evicted; nanoseconds */
@@ -722,7 +724,7 @@ typedef struct fabricast_opened fabricast_opened;
  * from cudaMalloc can be opened in other processes only.
  *
  * FABRICAST_E_CLOSED, at once, if the owner has ended; FABRICAST_E_NOT_FOUND if it does not share
- * the memory any more, and for a device that this process does not see; FABRICAST_E_DENIED if it
+ * the memory any more, and for memory of a device if this process sees none; FABRICAST_E_DENIED if it
  * belongs to another user; FABRICAST_E_MALFORMED and FABRICAST_E_VERSION_MISMATCH for bytes that
  * are no token; FABRICAST_E_NO_PATH if the device does not reach the memory;
  * FABRICAST_E_DEADLINE_EXCEEDED if the owner does not answer. A signal handler does not end the

@@ -77,7 +77,7 @@ pub(crate) fn slice(
     operation: Operation,
     range: CallerRange<'_>,
 ) -> Result<Slice> {
-    let MemoryLocation::Device(name) = memory else {
+    let Some(name) = memory.device()? else {
         return Err(Failure::invalid(operation, "the topic's messages are in host memory"));
     };
     let on_device = match place(operation, &range)? {
@@ -147,7 +147,7 @@ fn is_readable(range: &CallerRange<'_>) -> bool {
 
 /// Adopts a foreign stream of a topic's device.
 pub(crate) fn adopt(memory: MemoryLocation, operation: Operation, stream: u64) -> Result<Stream> {
-    let MemoryLocation::Device(name) = memory else {
+    let Some(name) = memory.device()? else {
         let detail = "the topic's messages are in host memory, which streams are not used for";
         return Err(Failure::invalid(operation, detail));
     };

@@ -139,11 +139,9 @@ export! {
         if length == 0 || length > isize::MAX as usize {
             return Err(Failure::invalid(OPERATION, format_args!("memory of {length} bytes")));
         }
-        let buffer = match location {
-            MemoryLocation::Host => HostBuffer::new(length as u64)?.into(),
-            MemoryLocation::Device(name) => {
-                Device::open(name)?.allocate_shared(length as u64, &[])?.into()
-            }
+        let buffer = match location.device()? {
+            None => HostBuffer::new(length as u64)?.into(),
+            Some(name) => Device::open(name)?.allocate_shared(length as u64, &[])?.into(),
         };
         memory.put(registry::open(OPERATION, OpenMemory::new(buffer, Owner::Library))?)
     }

@@ -46,7 +46,7 @@ const TIMED_OUT: Failure = Failure::fixed(
 
 impl OpenPublisher {
     pub(crate) fn new(topic: &Topic) -> Result<Self> {
-        let (publisher, memory) = (topic.publisher()?, topic.settings()?.memory);
+        let (publisher, memory) = (topic.publisher()?, topic.place()?);
         Ok(Self { publisher, memory, source: Mutex::default() })
     }
 

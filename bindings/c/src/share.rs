@@ -68,11 +68,9 @@ fn directory(operation: Operation, text: Text<'_>) -> Result<PathBuf> {
 
 /// A further device that accesses the memory; None for NULL and for the host.
 fn user(operation: Operation, text: Text<'_>) -> Result<Option<Device>> {
-    let location = text.get(operation, "device")?.map(str::parse).transpose()?;
-    match location {
-        Some(MemoryLocation::Device(name)) => Ok(Some(Device::open(name)?)),
-        Some(MemoryLocation::Host) | None => Ok(None),
-    }
+    let location = text.get(operation, "device")?.map(str::parse::<MemoryLocation>).transpose()?;
+    let name = location.map(MemoryLocation::device).transpose()?.flatten();
+    Ok(name.map(Device::open).transpose()?)
 }
 
 export! {

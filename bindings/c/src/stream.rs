@@ -27,7 +27,7 @@ export! {
         handle: *mut c_char,
         stream: Out<'_, *mut Stream>,
     ) -> i32, c"open stream" {
-        let memory = topic.find(OPERATION)?.topic.settings()?.memory;
+        let memory = topic.find(OPERATION)?.topic.place()?;
         let adopted = caller_memory::adopt(memory, OPERATION, handle.addr() as u64)?;
         stream.put(registry::open(OPERATION, adopted)?)
     }

@@ -109,9 +109,9 @@ pub(crate) fn allocate(
     let (Some(layout), Some(length @ 1..)) = (layout, length) else {
         return Err(Failure::invalid(ALLOCATE, cause));
     };
-    let (place, buffer) = match device.parse()? {
-        MemoryLocation::Host => (None, HostBuffer::new(length)?.into()),
-        MemoryLocation::Device(name) => {
+    let (place, buffer) = match device.parse::<MemoryLocation>()?.device()? {
+        None => (None, HostBuffer::new(length)?.into()),
+        Some(name) => {
             let (memory, stream) = py.detach(|| {
                 let memory = Device::open(name)?.allocate_shared(length, &[])?;
                 let stream = memory.mapped_for().stream()?;

@@ -247,10 +247,8 @@ pub(crate) fn open(
     directory: Option<PathBuf>,
 ) -> Result<Array> {
     let timeout = Timeout::new(OPEN, timeout)?.or(crate::waits::LONGEST_CALL);
-    let device = match device.map(str::parse).transpose()? {
-        Some(MemoryLocation::Device(name)) => Some(name),
-        Some(MemoryLocation::Host) | None => None,
-    };
+    let device = device.map(str::parse::<MemoryLocation>).transpose()?;
+    let device = device.map(MemoryLocation::device).transpose()?.flatten();
     let directory = directory.unwrap_or_else(NodeOptions::default_directory);
     let open = move || {
         let device = device.map(Device::open).transpose()?;

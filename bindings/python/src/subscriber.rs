@@ -4,7 +4,7 @@
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use pubsub::{Event, MemoryLocation, Sample, Subscriber};
+use pubsub::{Event, Sample, Subscriber};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
@@ -188,7 +188,7 @@ impl Drop for SampleMemory {
     /// Work that reads it may not be done yet: then the stream releases it.
     fn drop(&mut self) {
         let Some(sample) = self.sample.close() else { return };
-        let MemoryLocation::Device(device) = sample.place() else { return };
+        let Ok(Some(device)) = sample.place().device() else { return };
         if self.streams.are_done(device).unwrap_or(true) {
             return;
         }
@@ -227,10 +227,7 @@ impl PySample {
         let operation = "access sample";
         let memory = self.memory.get(operation)?;
         let (address, place) = self.get(operation, |sample| (sample.address(), sample.place()))?;
-        let device = match place {
-            MemoryLocation::Host => None,
-            MemoryLocation::Device(device) => Some(device),
-        };
+        let device = place.device()?;
         Ok(Array::new((address, device), (self.data_type, self.layout.clone()), true, memory))
     }
 

@@ -14,9 +14,9 @@ use super::{Link, MembershipState};
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::During;
 use crate::node_options::ServiceMode;
-use crate::pool::Piece;
+use crate::pool::{Piece, PoolId};
 use crate::service::ServiceProcess;
-use crate::service::protocol::{self, MAX_PIDFDS_PER_MESSAGE, Notice, Request};
+use crate::service::protocol::{self, MAX_PIDFDS_PER_MESSAGE, Notice, Refusal, Request};
 
 /// How long the service may take to accept a message.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
@@ -305,6 +305,12 @@ fn handle_notice(shared: &MembershipState, channel: &Channel, message: Message) 
                 return Ok(Next::Lost);
             }
         }
+        Notice::MakePiece { pool, number, length } => {
+            let made = shared.make_piece(pool, number as usize, length);
+            if send_made_piece(channel, pool, number, made).is_err() {
+                return Ok(Next::Lost);
+            }
+        }
         Notice::PoolGrown { pool } => shared.on_pool_grown(pool),
         Notice::Topic { request, number } => shared.on_topic(request, number, only(descriptors)?),
         Notice::Refused { request, reason } => {
@@ -328,6 +334,27 @@ fn handle_notice(shared: &MembershipState, channel: &Channel, message: Message) 
         Notice::Welcome { .. } => {}
     }
     Ok(Next::Continue)
+}
+
+/// Answers a [request](Notice::MakePiece) for a piece.
+fn send_made_piece(
+    channel: &Channel,
+    pool: PoolId,
+    number: u32,
+    made: Result<Piece>,
+) -> Result<()> {
+    let operation = "send piece of pool";
+    match made {
+        Ok(Piece { memory, length, name }) => {
+            let pieces = vec![(length, name)];
+            let request = Request::Pieces { pool, first: number, pieces };
+            send_request(operation, channel, &request, &[memory.as_fd()])
+        }
+        Err(error) => {
+            let request = Request::PieceRefused { pool, reason: Refusal::of(&error) };
+            send_request(operation, channel, &request, &[])
+        }
+    }
 }
 
 /// Returns true if the service would give the same answer again.

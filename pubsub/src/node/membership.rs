@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, bounded};
+use gpu::{Device, Properties, Uuid};
 use ipc::{Caller, MappedWords, Participant, ParticipantTable};
 use threads::lock;
 
@@ -18,10 +19,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
 use crate::node_options::NodeOptions;
 use crate::node_segment::NodeSegment;
-use crate::pool::{Direction, GrowthRequest, Piece, Pool, PoolId};
+use crate::pool::{Direction, GrowthRequest, Piece, PieceStored, Pool, PoolId};
 use crate::report::Row;
 use crate::service::election::MemberLock;
 use crate::service::protocol::Request;
+use crate::settings::SharedLocation;
 use crate::topic::Topic;
 use crate::wake::WakeFd;
 
@@ -55,6 +57,9 @@ pub(super) struct MembershipInner {
     /// Pools that this process cannot use, with the reason.
     unusable_pools: HashMap<PoolId, String>,
     topics: HashMap<u32, OpenTopic>,
+    /// Devices that this process sees and opened topics on, with their memory in bytes: the service
+    /// may need it to make pieces there.
+    devices: HashMap<[u8; 16], u64>,
     /// Topics at which publishers of this process wait, and when they were last reported.
     blocked_topics: BTreeSet<u32>,
     blocked_reported_at: Option<Instant>,
@@ -169,6 +174,31 @@ impl MembershipState {
     /// Takes the requests that are to be sent to the service.
     pub(super) fn requests(&self) -> VecDeque<Request> {
         std::mem::take(&mut lock(&self.state).outgoing)
+    }
+
+    /// Reports to the service that this process sees a device, once.
+    pub(super) fn report_device(&self, device: &Device) {
+        lock(&self.state).report_device(device);
+        self.bell.ring();
+    }
+
+    /// Makes the piece of a pool that the service requests.
+    pub(super) fn make_piece(&self, id: PoolId, number: usize, length: u64) -> Result<Piece> {
+        let operation = "create piece of pool";
+        let pool = lock(&self.state).pools.get(&id).cloned().ok_or_else(|| {
+            let detail = "this process does not have the pool";
+            Error::new(operation, ErrorKind::NotFound, detail).on(id)
+        })?;
+        let piece = pool.make_piece(length)?;
+        let name = piece.name;
+        if pool.store_piece(number, piece) == PieceStored::Rejected {
+            let detail = format!("this process has another piece {number}");
+            return Err(Error::new(operation, ErrorKind::InvalidArgument, detail).on(id));
+        }
+        pool.piece(number)?.filter(|stored| stored.name == name).ok_or_else(|| {
+            let detail = format!("piece {number} was replaced");
+            Error::new(operation, ErrorKind::Closed, detail).on(id)
+        })
     }
 
     fn enqueue(&self, request: Request) {
@@ -375,6 +405,10 @@ impl MembershipState {
         state.outgoing.clear();
         // Blocked topics are reported to it at once.
         state.blocked_reported_at = None;
+        for (device, memory) in &state.devices {
+            let request = Request::SeesDevice { device: *device, memory: *memory };
+            requests.push((request, Vec::new()));
+        }
         for (id, pool) in &state.pools {
             let pool_id = *id;
             requests.push((Request::Pool { pool: pool_id }, copy(pool.control_segment())?));
@@ -403,6 +437,13 @@ impl MembershipState {
 }
 
 impl MembershipInner {
+    fn report_device(&mut self, device: &Device) {
+        let Properties { uuid: Uuid(device), total_memory: memory, .. } = *device.properties();
+        if self.devices.insert(device, memory).is_none() {
+            self.outgoing.push_back(Request::SeesDevice { device, memory });
+        }
+    }
+
     fn use_topic(&mut self, number: u32, segment: OwnedFd) -> Result<Answer> {
         if let Some(topic) = self.topics.get(&number).map(|used| Arc::clone(&used.topic)) {
             let answer = self.with_pools(topic)?;
@@ -422,7 +463,7 @@ impl MembershipInner {
         Ok(answer)
     }
 
-    fn with_pools(&self, topic: Arc<Topic>) -> Result<Answer> {
+    fn with_pools(&mut self, topic: Arc<Topic>) -> Result<Answer> {
         let pool = |direction| {
             let id = PoolId { place: topic.settings().place, direction };
             let Some(pool) = self.pools.get(&id) else {
@@ -434,6 +475,11 @@ impl MembershipInner {
             Ok(Arc::clone(pool))
         };
         let (local, inbound) = (pool(Direction::Local)?, pool(Direction::Inbound)?);
+        if let (SharedLocation::Device(uuid), Some(device)) = (local.id().place, local.device())
+            && device.properties().uuid == Uuid(uuid)
+        {
+            self.report_device(device);
+        }
         Ok(Answer::Topic { topic, local, inbound })
     }
 }

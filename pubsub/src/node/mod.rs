@@ -25,7 +25,7 @@ use crate::report::Row;
 use crate::service::describe_process;
 use crate::service::election::{self, MemberLock, PriorityLock};
 use crate::service::protocol::{MAX_LABEL, Request};
-use crate::settings::{SharedSettings, TopicSettings};
+use crate::settings::{MemoryLocation, SharedSettings, TopicSettings};
 use crate::wake::WakeFd;
 use crate::{Publisher, Subscriber};
 
@@ -252,14 +252,23 @@ impl Node {
     /// Opens a topic, and creates it if it does not exist. It is removed when no process uses it
     /// any more.
     ///
+    /// Processes may see different devices (`CUDA_VISIBLE_DEVICES`): a topic is created on a device
+    /// that a process of the node sees, and any process with a device may use it.
+    ///
     /// # Errors
     /// [`SettingsDiffer`](ErrorKind::SettingsDiffer) if it exists with other settings;
     /// [`OverBudget`](ErrorKind::OverBudget), with the figures; [`NoDevice`](ErrorKind::NoDevice)
-    /// if the device of its memory does not exist; [`InvalidArgument`](ErrorKind::InvalidArgument).
+    /// if the device of its memory does not exist, or this process has no device to map the memory;
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument).
     pub fn topic(&self, name: &str, settings: &TopicSettings) -> Result<Topic> {
         // A child would fail later, since it does not find the device, with a misleading error.
         self.context.check_not_forked("open topic")?;
+        // Kept open until the topic is: opening a device again takes long.
+        let device = settings.memory.open().on(name)?;
         let shared = SharedSettings::of(settings).on(name)?;
+        if let Some(device) = &device {
+            self.membership.shared.report_device(device);
+        }
         self.open_topic(name, Some(shared), self.answer_timeout())
     }
 
@@ -269,8 +278,8 @@ impl Node {
     /// # Errors
     /// [`NotFound`](ErrorKind::NotFound) if no known node has it;
     /// [`OverBudget`](ErrorKind::OverBudget) if its memory exceeds the budget here;
-    /// [`NoDevice`](ErrorKind::NoDevice) if it uses memory of a device that this process does not
-    /// see.
+    /// [`NoDevice`](ErrorKind::NoDevice) if it uses memory of a device, and this process has no device
+    /// to map the memory.
     pub fn open(&self, name: &str) -> Result<Topic> {
         self.open_topic(name, None, self.answer_timeout())
     }
@@ -379,13 +388,26 @@ impl Topic {
         self.context.topic.name()
     }
 
-    /// The topic's settings.
+    /// The topic's settings. A device that this process does not see is named by its
+    /// [UUID](crate::MemoryLocation::DeviceUuid).
     ///
     /// # Errors
-    /// [`NoDevice`](ErrorKind::NoDevice) if it uses memory of a device that this process does not
-    /// see.
+    /// [`Forked`](ErrorKind::Forked) for memory of a device in a child process, which has none.
     pub fn settings(&self) -> Result<TopicSettings> {
-        self.context.topic.settings().to_local()
+        let settings = self.context.topic.settings().to_local();
+        if matches!(settings.memory, MemoryLocation::DeviceUuid(_)) {
+            self.context.node.check_not_forked("read settings of topic")?;
+        }
+        Ok(settings)
+    }
+
+    /// Location of its messages as this process accesses them: for a device that it does not see, the
+    /// device that maps the memory.
+    ///
+    /// # Errors
+    /// [`NoDevice`](ErrorKind::NoDevice) if this process has no device to map the memory.
+    pub fn place(&self) -> Result<MemoryLocation> {
+        self.context.local.mapped_location()
     }
 }
 

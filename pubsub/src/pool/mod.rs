@@ -29,7 +29,7 @@ use threads::lock;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
-use crate::settings::SharedLocation;
+use crate::settings::{MemoryLocation, SharedLocation};
 
 use self::copies::Copies;
 use self::stream_order::Streams;
@@ -142,7 +142,11 @@ impl Pool {
         let control = PoolControl::format(segment.words(), id, limit, max_blocks)?;
         segment.mark_ready();
         let pool = Self::over(segment, control)?;
-        pool.mapping()?;
+        // Memory of a hidden device is mapped only where it is used: that may create the context of
+        // another device.
+        if id.place.is_visible() {
+            pool.mapping()?;
+        }
         Ok(pool)
     }
 
@@ -154,8 +158,8 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Stores a pool of another process for those that use it, even if this process does not see
-    /// its device, or cannot map it now.
+    /// Stores a pool of another process for those that use it, even if this process cannot map it
+    /// now.
     pub(crate) fn keep(control_segment: OwnedFd) -> Result<Self> {
         let segment = Segment::open(control_segment, LAYOUT).during("open pool")?;
         let control = PoolControl::attach(segment.words())?;
@@ -186,8 +190,12 @@ impl Pool {
 
     #[cold]
     fn create_mapping(&self) -> Result<&Mapping> {
-        let device = self.id.place.device("find device of pool")?;
-        let memory = device.importer(self.limit).during("reserve addresses of pool").on(self.id)?;
+        let device = self.id.place.mapping_device("find device to map pool")?;
+        let memory = match self.id.place {
+            SharedLocation::Host => device.importer(self.limit),
+            SharedLocation::Device(uuid) => device.importer_of(Uuid(uuid), self.limit),
+        };
+        let memory = memory.during("reserve addresses of pool").on(self.id)?;
         Ok(self.mapping.get_or_init(|| Mapping { device, memory }))
     }
 
@@ -223,14 +231,24 @@ impl Pool {
         self.limit
     }
 
-    /// The device of the memory; None if this process does not see it.
+    /// The device that maps the memory, which need not be that of the memory; None if this process
+    /// cannot map it.
     pub(crate) fn device(&self) -> Option<&Device> {
         self.mapping().ok().map(|mapping| &mapping.device)
     }
 
-    /// Memory for another piece, not in use yet.
+    /// Location of the memory as this process accesses it: the device that maps it, or the host.
+    pub(crate) fn mapped_location(&self) -> Result<MemoryLocation> {
+        match self.id.place {
+            SharedLocation::Host => Ok(MemoryLocation::Host),
+            SharedLocation::Device(_) => Ok(MemoryLocation::Device(self.mapping()?.device.name())),
+        }
+    }
+
+    /// Memory for another piece, not in use yet. Fails if this process does not see the device.
     pub(crate) fn make_piece(&self, at_least: u64) -> Result<Piece> {
-        let made = self.mapping()?.device.allocate_shared(at_least, &[]);
+        let device = self.id.place.device("find device of pool")?;
+        let made = device.allocate_shared(at_least, &[]);
         let exported = made.and_then(|memory| memory.export_piece(0));
         let (memory, length) = exported.during("create piece of pool").on(self.id)?;
         let name = getrandom::u64().during("name piece of pool")?.max(1);

@@ -418,7 +418,13 @@ impl Publisher {
         };
         loop {
             let Some((block, place)) = self.state.borrow_until(length, deadline)? else {
-                let detail = format!("no room for {} in its pool", counted(length, "byte"));
+                let mut detail = format!("no room for {} in its pool", counted(length, "byte"));
+                if !self.state.context.local.id().place.is_visible() {
+                    detail.push_str(
+                        ". This process does not see the device of the topic: the pool grows while a \
+                         process that does has the topic open, or serves the node",
+                    );
+                }
                 return Err(self.state.timeout_error(operation, &detail));
             };
             match Loan::new(&self.state, borrower, (block, place), length) {

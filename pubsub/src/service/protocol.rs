@@ -16,7 +16,7 @@ use crate::report::Row;
 use crate::settings::SharedSettings;
 use crate::text::shortened;
 
-pub(crate) const VERSION: u8 = 9;
+pub(crate) const VERSION: u8 = 10;
 pub(crate) const MAX_LABEL: usize = 64;
 /// Pidfds in one message, with room for other descriptors.
 pub(crate) const MAX_PIDFDS_PER_MESSAGE: usize = 32;
@@ -61,6 +61,12 @@ pub(crate) enum Request {
     TakeOver,
     /// The process has claimed a publisher slot of a topic: reserve memory for its loans.
     AdmitPublisher { request: u64, number: u32, publisher: u64 },
+    /// The process sees the device with this UUID and this many bytes of memory: it can make pieces
+    /// of pools there. Sent before a topic of the device is opened.
+    SeesDevice { device: [u8; 16], memory: u64 },
+    /// The process did not make the [requested](Notice::MakePiece) piece of a pool. A piece that was
+    /// made is sent as [`Pieces`](Self::Pieces).
+    PieceRefused { pool: PoolId, reason: Refusal },
 }
 
 /// A message of the service to a process.
@@ -89,6 +95,8 @@ pub(crate) enum Notice {
     Left,
     /// A publisher may publish.
     Admitted { request: u64 },
+    /// The process is to make a piece of a pool of a device that it sees, and the service does not.
+    MakePiece { pool: PoolId, number: u32, length: u64 },
 }
 
 /// The error of a failed request, as it is sent.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ipc::{Caller, Participant};
 
+use super::process::describe_process;
 use crate::budgets::Budgets;
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
@@ -20,9 +21,21 @@ use crate::topic::Topic;
 /// Blocks of a pool, free ones included. Unused parts of such a large control segment take no
 /// memory.
 const MAX_BLOCKS: u32 = 1 << 19;
+/// Memory locations with pools: clients may name devices that this process does not see, and so
+/// cannot check.
+const MAX_LOCATIONS: usize = 64;
 /// Range of the size of a new piece, which doubles its pool; a message may need a larger one.
 const MIN_PIECE: u64 = 4 << 20;
 const MAX_PIECE: u64 = 1 << 30;
+
+/// Where the memory for a pool that grows comes from.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum NextPiece {
+    /// The piece with this number, which this process has and no process uses yet.
+    Held(usize),
+    /// A piece of a device that this process does not see, to be made by one that does.
+    OfMember { number: usize, length: u64 },
+}
 
 #[derive(Debug)]
 struct TopicEntry {
@@ -60,6 +73,17 @@ fn block_capacity(max_blocks: u32) -> u64 {
 fn next_piece_size(pool: &Pool, bytes: u64) -> u64 {
     let generous = pool.length().clamp(MIN_PIECE, MAX_PIECE).max(bytes);
     if pool.may_grow(generous) { generous } else { bytes }
+}
+
+/// The address range of a pool for topics that reserve up to this many bytes: somewhat more, for
+/// fragmentation.
+fn pool_limit(budget: u64) -> u64 {
+    budget.saturating_add(budget / 4)
+}
+
+/// The budget that a pool was created for.
+fn budget_of_limit(limit: u64) -> u64 {
+    limit - limit / 5
 }
 
 impl Registry {
@@ -117,11 +141,13 @@ impl Registry {
         true
     }
 
-    /// Finds a topic, or creates it with its pools.
+    /// Finds a topic, or creates it with its pools: on a device that has `device_memory` bytes, as
+    /// processes report that see it.
     pub(super) fn open(
         &mut self,
         name: &str,
         settings: Option<SharedSettings>,
+        device_memory: Option<u64>,
         number: impl FnOnce() -> u32,
     ) -> Result<u32> {
         let operation = "open topic";
@@ -158,9 +184,10 @@ impl Registry {
             return Err(Error::new(operation, ErrorKind::TooMany, detail).on(name));
         }
         let requested = settings.reserves(0).blocks;
-        self.check_budget(operation, &settings, requested).on(name)?;
+        let budget = self.budget_of(settings.place, device_memory).on(name)?;
+        self.check_budget(operation, &settings, requested, budget).on(name)?;
         for id in pools_of(settings.place) {
-            self.make_pool(id).on(name)?;
+            self.make_pool(id, budget).on(name)?;
         }
         Ok(self.insert(Topic::create(number(), name, &settings).on(name)?))
     }
@@ -219,7 +246,26 @@ impl Registry {
 
     /// The budget of a memory location; 0 if it cannot be determined.
     pub(super) fn budget(&self, place: SharedLocation) -> u64 {
-        self.budgets.of(place).unwrap_or_default()
+        self.budget_of(place, None).unwrap_or_default()
+    }
+
+    /// The budget of a memory location. Of a device that this process does not see, its pools record
+    /// it, and before these exist, processes that see the device report its memory.
+    fn budget_of(&self, place: SharedLocation, device_memory: Option<u64>) -> Result<u64> {
+        if let Some(budget) = self.budgets.of(place)? {
+            return Ok(budget);
+        }
+        let pool = pools_of(place).into_iter().find_map(|id| self.pools.get(&id));
+        let recorded = pool.map(|pool| budget_of_limit(pool.limit()));
+        recorded.or(device_memory.map(Budgets::of_device)).ok_or_else(|| {
+            let detail = format!(
+                "neither {} nor a process that uses the topic sees the device {place}. Open the topic \
+                 first in a process that sees it, or serve the node by \"fabricast node\", started \
+                 where all devices are visible",
+                describe_process(std::process::id())
+            );
+            Error::new("compute memory of topic", ErrorKind::NoDevice, detail)
+        })
     }
 
     /// Reserves memory for the loans of another publisher of a topic, as long as it exists. Those
@@ -239,7 +285,8 @@ impl Registry {
         let of = |publishers| settings.reserves(publishers).blocks;
         let more = of(reserved_publishers + 1) - of(reserved_publishers);
         if more > 0 {
-            self.check_budget(operation, settings, more).on(topic.name())?;
+            let budget = self.budget_of(settings.place, None).on(topic.name())?;
+            self.check_budget(operation, settings, more, budget).on(topic.name())?;
         }
         if slot.reserve(owner) { Ok(()) } else { Err(removed().on(topic.name())) }
     }
@@ -250,8 +297,8 @@ impl Registry {
         operation: &'static str,
         settings: &SharedSettings,
         requested: u64,
+        budget: u64,
     ) -> Result<()> {
-        let budget = self.budgets.of(settings.place)?;
         let others = self.topics().filter(|other| other.settings().place == settings.place);
         let reserves = others.map(|it| it.settings().reserves(it.reserved_publishers()));
         let taken = reserves.fold(Reserve::default(), Reserve::and);
@@ -281,13 +328,16 @@ impl Registry {
         Ok(())
     }
 
-    fn make_pool(&mut self, id: PoolId) -> Result<()> {
-        if !self.pools.contains_key(&id) {
-            // Somewhat more than topics may need, for fragmentation.
-            let budget = self.budgets.of(id.place)?;
-            let pool = Pool::create(id, budget.saturating_add(budget / 4), MAX_BLOCKS)?;
-            self.pools.insert(id, Arc::new(pool));
+    fn make_pool(&mut self, id: PoolId, budget: u64) -> Result<()> {
+        if self.pools.contains_key(&id) {
+            return Ok(());
         }
+        if self.pools.len() >= MAX_LOCATIONS * Direction::BOTH.len() {
+            let detail = format!("a node has topics on at most {MAX_LOCATIONS} devices");
+            return Err(Error::new("create pool", ErrorKind::TooMany, detail).on(id));
+        }
+        let pool = Pool::create(id, pool_limit(budget), MAX_BLOCKS)?;
+        self.pools.insert(id, Arc::new(pool));
         Ok(())
     }
 
@@ -306,10 +356,12 @@ impl Registry {
             let detail = "its control segment belongs to another pool";
             return Err(Error::new(operation, ErrorKind::Malformed, detail));
         }
-        if pool.device().is_none() {
+        if !id.place.is_visible() {
+            tracing::debug!(pool = %id, "processes that see the device make the pool's memory");
+        } else if pool.device().is_none() {
             tracing::warn!(
                 pool = %id,
-                "the service does not see the device; it only distributes the pool"
+                "the service cannot use the device; it only distributes the pool"
             );
         }
         self.pools.insert(id, Arc::new(pool));
@@ -376,28 +428,31 @@ impl Registry {
         is_unused
     }
 
-    /// Finds a piece for a pool that needs more memory: one that is not in use yet, or a new one.
-    /// None if the pool has reached its limit.
+    /// Finds a piece for a pool that needs more memory: one that is not in use yet, or a new one,
+    /// made here if this process sees the device. None if the pool has reached its limit.
     pub(super) fn grow(
         &self,
         caller: &Caller<'_>,
         id: PoolId,
         bytes: u64,
-    ) -> Result<Option<usize>> {
+    ) -> Result<Option<NextPiece>> {
         let Some(pool) = self.pool(id).filter(|pool| pool.may_grow(bytes)) else {
             return Ok(None);
         };
         let (held, admitted) = (pool.held(), pool.admitted());
         if held > admitted {
-            return Ok(Some(admitted));
+            return Ok(Some(NextPiece::Held(admitted)));
         }
         if held < admitted || pool.statistics(caller)?.total > pool.length() {
             let detail = "a piece of the pool is held by processes that have not rejoined";
             return Err(Error::new("grow pool", ErrorKind::NotFound, detail).on(id));
         }
         let length = next_piece_size(pool, bytes);
+        if !id.place.is_visible() {
+            return Ok(Some(NextPiece::OfMember { number: held, length }));
+        }
         let stored = pool.store_piece(held, pool.make_piece(length)?);
-        Ok((stored != PieceStored::Rejected).then_some(held))
+        Ok((stored != PieceStored::Rejected).then_some(NextPiece::Held(held)))
     }
 
     /// All participants that own blocks, slots or subscriptions.

@@ -32,7 +32,7 @@ fn shared(settings: &TopicSettings) -> SharedSettings {
 /// A registry with a topic and its pools.
 fn with_a_topic() -> Registry {
     let mut registry = registry();
-    registry.open("first", Some(shared(&SETTINGS)), || 7).unwrap();
+    registry.open("first", Some(shared(&SETTINGS)), None, || 7).unwrap();
     registry
 }
 
@@ -57,11 +57,11 @@ fn pieces_of(pool: &Pool) -> impl Iterator<Item = Piece> + '_ {
 #[test]
 fn unused_pieces_are_admitted_before_new_ones() {
     let registry = with_a_topic();
-    assert_eq!(registry.grow(&me(), LOCAL, 1).unwrap(), Some(0));
+    assert_eq!(registry.grow(&me(), LOCAL, 1).unwrap(), Some(NextPiece::Held(0)));
     // As if its creator had died, and a process returned it late.
-    assert_eq!(registry.grow(&me(), LOCAL, 1).unwrap(), Some(0));
+    assert_eq!(registry.grow(&me(), LOCAL, 1).unwrap(), Some(NextPiece::Held(0)));
     admit_piece(&registry, 0);
-    assert_eq!(registry.grow(&me(), LOCAL, 1).unwrap(), Some(1));
+    assert_eq!(registry.grow(&me(), LOCAL, 1).unwrap(), Some(NextPiece::Held(1)));
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn admitted_piece_is_never_recreated() {
     // The process that has it rejoins.
     let pool = Arc::clone(&last.pools[&LOCAL]);
     assert_eq!(next.restore_pieces(LOCAL, 0, pieces_of(&pool)).unwrap(), (1, None));
-    assert_eq!(next.grow(&me(), LOCAL, 1).unwrap(), Some(1));
+    assert_eq!(next.grow(&me(), LOCAL, 1).unwrap(), Some(NextPiece::Held(1)));
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn budget_limits_the_number_of_messages_too() {
     let mut registry = registry();
     let mut opened = 0;
     let error = loop {
-        match registry.open(&format!("t{opened}"), Some(shared(&deepest)), || opened) {
+        match registry.open(&format!("t{opened}"), Some(shared(&deepest)), None, || opened) {
             Ok(_) => opened += 1,
             Err(error) => break error,
         }
@@ -125,7 +125,7 @@ fn budget_limits_the_number_of_messages_too() {
 fn reserved_number_of_messages_fits() {
     let mut registry = registry();
     let deepest = TopicSettings { depth: TopicSettings::MAX_DEPTH, largest: 64, ..SETTINGS };
-    registry.open("deep", Some(shared(&deepest)), || 1).unwrap();
+    registry.open("deep", Some(shared(&deepest)), None, || 1).unwrap();
     let pool = Arc::clone(&registry.pools[&LOCAL]);
     let mut blocks = Vec::new();
     while (blocks.len() as u64) < deepest.reserves(1).blocks {
@@ -133,7 +133,8 @@ fn reserved_number_of_messages_fits() {
             Ok((block, _)) => blocks.push(block),
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::WouldBlock);
-                let number = registry.grow(&me(), LOCAL, 64).unwrap().unwrap();
+                let next = registry.grow(&me(), LOCAL, 64).unwrap();
+                let Some(NextPiece::Held(number)) = next else { panic!("{next:?}") };
                 admit_piece(&registry, number);
             }
         }
@@ -157,7 +158,7 @@ fn publish(registry: &Registry, participant: Participant) -> (u64, Result<()>) {
 fn loans_of_each_publisher_are_reserved() {
     // Room for 8 messages and the loans of two publishers.
     let mut registry = Registry::new(Budgets { host: Some(16 * 4096), device: None });
-    registry.open("it", Some(shared(&SETTINGS)), || 7).unwrap();
+    registry.open("it", Some(shared(&SETTINGS)), None, || 7).unwrap();
     let refused = |error: Error| {
         assert_eq!((error.kind(), error.subject()), (ErrorKind::OverBudget, Some("it")));
         assert!(error.to_string().contains("4 messages for queue and loans × 4096"), "{error}");
@@ -173,7 +174,7 @@ fn loans_of_each_publisher_are_reserved() {
     refused(admitted.unwrap_err());
     // Other topics cannot use the reserved memory either.
     let small = TopicSettings { depth: 1, loans: 1, ..SETTINGS };
-    let error = registry.open("small", Some(shared(&small)), || 8).unwrap_err();
+    let error = registry.open("small", Some(shared(&small)), None, || 8).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OverBudget);
     let topic = Arc::clone(registry.topic_and_pools(7).unwrap().0);
     topic.publisher(second).give_back();
@@ -220,7 +221,7 @@ fn owners_of_slots_and_subscriptions_are_listed() {
 #[test]
 fn held_lock_of_a_topic_does_not_stop_reclaim_of_others() {
     let mut registry = with_a_topic();
-    registry.open("second", Some(shared(&SETTINGS)), || 8).unwrap();
+    registry.open("second", Some(shared(&SETTINGS)), None, || 8).unwrap();
     let [dead, stopped] = [5, 6].map(|place| Participant::new(place, 1).unwrap());
     let [first, second] =
         [7, 8].map(|number| Arc::clone(registry.topic_and_pools(number).unwrap().0));
@@ -254,13 +255,13 @@ fn held_lock_of_a_topic_does_not_stop_reclaim_of_others() {
 fn node_has_a_limited_number_of_topics() {
     let mut registry = with_a_topic();
     registry.max_topics = 2;
-    registry.open("second", Some(shared(&SETTINGS)), || 8).unwrap();
-    let error = registry.open("third", Some(shared(&SETTINGS)), || 9).unwrap_err();
+    registry.open("second", Some(shared(&SETTINGS)), None, || 8).unwrap();
+    let error = registry.open("third", Some(shared(&SETTINGS)), None, || 9).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TooMany);
     assert!(error.to_string().contains("at most 2 topics"), "{error}");
-    registry.open("first", None, || 10).unwrap();
+    registry.open("first", None, None, || 10).unwrap();
     assert!(registry.remove_unused(8));
-    registry.open("third", Some(shared(&SETTINGS)), || 9).unwrap();
+    registry.open("third", Some(shared(&SETTINGS)), None, || 9).unwrap();
 }
 
 #[test]
@@ -270,16 +271,16 @@ fn other_type_is_refused_with_both_names_and_the_creator() {
         let type_name = name.map(|name| name.parse().unwrap());
         Some(shared(&TopicSettings { type_name, ..SETTINGS }))
     };
-    registry.open("pose", of_type(Some("Pose")), || 7).unwrap();
+    registry.open("pose", of_type(Some("Pose")), None, || 7).unwrap();
     registry.set_creator(7, "process 42 (\"pilot\")".to_owned());
-    let error = registry.open("pose", of_type(Some("Twist")), || 8).unwrap_err();
+    let error = registry.open("pose", of_type(Some("Twist")), None, || 8).unwrap_err();
     assert_eq!((error.kind(), error.subject()), (ErrorKind::SettingsDiffer, Some("pose")));
     for part in ["type Pose", "created by process 42 (\"pilot\")", "type Twist", "type: "] {
         assert!(error.to_string().contains(part), "{part}: {error}");
     }
     // Without a type name any type is accepted.
-    assert_eq!(registry.open("pose", of_type(None), || 8).unwrap(), 7);
-    assert_eq!(registry.open("pose", None, || 8).unwrap(), 7);
-    registry.open("bytes", of_type(None), || 9).unwrap();
-    assert_eq!(registry.open("bytes", of_type(Some("Pose")), || 10).unwrap(), 9);
+    assert_eq!(registry.open("pose", of_type(None), None, || 8).unwrap(), 7);
+    assert_eq!(registry.open("pose", None, None, || 8).unwrap(), 7);
+    registry.open("bytes", of_type(None), None, || 9).unwrap();
+    assert_eq!(registry.open("bytes", of_type(Some("Pose")), None, || 10).unwrap(), 9);
 }

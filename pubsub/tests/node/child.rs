@@ -42,6 +42,9 @@ fn enter(args: &[&str]) {
     crate::support::log();
     let [directory, args @ ..] = args else { panic!("the node directory is missing") };
     let directory = Path::new(directory);
+    if let ["sees", device, words @ ..] = args {
+        return crate::hidden_devices::enter(directory, device, words);
+    }
     let join = |service| Node::join(NodeOptions { service, ..options(directory) }).unwrap();
     let (args, mode) = match args {
         ["external", args @ ..] => (args, ServiceMode::External),

@@ -23,7 +23,7 @@ fn answer(channel: &Channel) -> Vec<u8> {
 }
 
 /// The first byte of every message on a node's socket.
-const VERSION: u8 = 9;
+const VERSION: u8 = 10;
 /// The hello of a member without a label.
 const HELLO: [u8; 3] = [VERSION, 0, 0];
 

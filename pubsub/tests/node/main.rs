@@ -6,6 +6,7 @@
 mod child;
 mod dedicated_service;
 mod descriptors;
+mod hidden_devices;
 mod hostile;
 mod joining;
 mod limits;

@@ -192,6 +192,18 @@ impl ChildProcess {
         Self(Child::start(children::respawn(args).stdout(Stdio::piped())))
     }
 
+    /// Like [`start_piped`](Self::start_piped), with these variables in its environment.
+    pub fn start_in(environment: &[(&str, &str)], role: &str, directory: &Path) -> Self {
+        let args = std::iter::once(directory.as_os_str()).chain(role.split(' ').map(OsStr::new));
+        let mut command = children::respawn(args);
+        Self(Child::start(command.envs(environment.iter().copied()).stdout(Stdio::piped())))
+    }
+
+    /// Writes a line to its input.
+    pub fn say(&mut self, line: &str) {
+        self.0.say(line);
+    }
+
     /// The next line of output; None if the process has ended.
     #[track_caller]
     pub fn line(&mut self) -> Option<String> {

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use pubsub::{Setting, Settings, TopicSettings};
+use pubsub::{MemoryLocation, Setting, Settings, TopicSettings};
 
 use crate::failure::{Failure, Operation, Result};
 
@@ -40,18 +40,23 @@ pub(super) fn read(
 /// Is an existing topic with these settings acceptable? Settings that are set must be equal, as
 /// must the memory and the reliability, which programs rely on.
 pub(super) fn allows(wanted: &Settings, found: &TopicSettings) -> bool {
-    let mut existing = wanted.clone();
-    existing.topic = *found;
+    let by_name = |memory: MemoryLocation| match memory.device() {
+        Ok(Some(name)) => MemoryLocation::Device(name),
+        _ => memory,
+    };
+    let (mut wanted, mut existing) = (wanted.clone(), wanted.clone());
+    wanted.topic.memory = by_name(wanted.topic.memory);
+    existing.topic = TopicSettings { memory: by_name(found.memory), ..*found };
     Setting::all().iter().filter(|setting| setting.is_of_topics()).all(|setting| {
         let may_differ = !["topic.memory", "topic.reliability"].contains(&setting.name)
             && wanted.origin(setting.name).is_none();
-        may_differ || setting.text(wanted) == setting.text(&existing)
+        may_differ || setting.text(&wanted) == setting.text(&existing)
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use pubsub::{MemoryLocation, NodeOptions, Reliability, ServiceMode};
+    use pubsub::{NodeOptions, Reliability, ServiceMode};
 
     use super::*;
     use crate::status::Status;

@@ -133,7 +133,8 @@ def load(message, *, timeout=30.0, directory=None):
     if flags & _IS_EMPTY:
         tensor = _empty(body, dimensions, dtype, device)
     else:
-        user = f"cuda:{_torch.cuda.current_device()}" if device >= 0 else None
+        has_device = device >= 0 and _torch.cuda.is_available()
+        user = f"cuda:{_torch.cuda.current_device()}" if has_device else None
         array = _fabricast.open(body, device=user, timeout=timeout, directory=directory)
         tensor = _torch.from_dlpack(array)
         sent_as = _INTEGERS[_torch.empty(0, dtype=dtype).element_size()] if code >= _BY_DLPACK else dtype

@@ -231,6 +231,9 @@ impl Service {
                     self.broker.send_new_pieces(lacking, pool);
                 }
                 self.broker.set_returned(member, pool, first, end);
+                if let (None, Some(served_node)) = (&self.takeover, &self.served_node) {
+                    self.broker.accept_piece(&served_node.caller(), member, pool);
+                }
             }
             Request::Topic { number } => {
                 self.broker.restore_topic(member, number, only(files)?)?;
@@ -252,6 +255,9 @@ impl Service {
             }
             Request::Hello { .. } | Request::Rejoin { .. } => {
                 return Err(malformed("duplicate hello"));
+            }
+            Request::SeesDevice { device, memory } if files.is_empty() => {
+                self.broker.add_device(member, device, memory);
             }
             Request::Leave => self.handle_leave(member),
             Request::TakeOver if files.is_empty() => self.handle_take_over(member),
@@ -333,6 +339,9 @@ impl Service {
             }
             Request::AcknowledgePieces { ticket } => {
                 self.broker.acknowledge(&served_node.caller(), member, ticket);
+            }
+            Request::PieceRefused { pool, reason } => {
+                self.broker.refuse_piece(member, pool, reason)
             }
             Request::Report { request } => {
                 for notice in self.answer_to_report(request) {

@@ -6,8 +6,9 @@ use proptest::prelude::*;
 use testkit::processes::open_descriptors;
 
 use super::fuzzing::{ClientOutcome, run_clients};
+use crate::error::ErrorKind;
 use crate::pool::{Direction, GrowthRequest, PoolId};
-use crate::service::protocol::{self, Request, VERSION};
+use crate::service::protocol::{self, Refusal, Request, VERSION};
 use crate::settings::{SharedLocation, SharedSettings};
 use crate::{Reliability, TopicSettings};
 
@@ -68,14 +69,18 @@ fn large() -> impl Strategy<Value = u64> {
     prop_oneof![0..10_u64, Just(4096), Just(1 << 20), any::<u64>(), Just(u64::MAX)]
 }
 
+fn device() -> impl Strategy<Value = [u8; 16]> {
+    prop_oneof![Just([9; 16]), any::<[u8; 16]>()]
+}
+
 fn pool() -> impl Strategy<Value = PoolId> {
-    let place = prop_oneof![4 => Just(SharedLocation::Host), 1 => any::<[u8; 16]>().prop_map(SharedLocation::Device)];
+    let place = prop_oneof![4 => Just(SharedLocation::Host), 1 => device().prop_map(SharedLocation::Device)];
     let direction = prop_oneof![Just(Direction::Local), Just(Direction::Inbound)];
     (place, direction).prop_map(|(place, direction)| PoolId { place, direction })
 }
 
 fn settings() -> impl Strategy<Value = SharedSettings> {
-    let place = prop_oneof![4 => Just(SharedLocation::Host), 1 => any::<[u8; 16]>().prop_map(SharedLocation::Device)];
+    let place = prop_oneof![4 => Just(SharedLocation::Host), 1 => device().prop_map(SharedLocation::Device)];
     let reliability = prop_oneof![Just(Reliability::Reliable), Just(Reliability::DropOldest)];
     let usual = SharedSettings::of(&TopicSettings::default()).unwrap();
     let type_name = proptest::option::of(Just("Pose".parse().unwrap()));
@@ -114,6 +119,11 @@ fn request() -> impl Strategy<Value = Request> {
         1 => large().prop_map(|ticket| Request::AcknowledgePieces { ticket }),
         1 => large().prop_map(|request| Request::Report { request }),
         1 => Just(Request::Leave),
+        2 => (device(), large()).prop_map(|(device, memory)| Request::SeesDevice { device, memory }),
+        1 => pool().prop_map(|pool| {
+            let reason = Refusal::new(ErrorKind::Failed, "no memory");
+            Request::PieceRefused { pool, reason }
+        }),
     ]
 }
 
@@ -212,6 +222,8 @@ fn scripts() -> Vec<Script> {
     let make = |request| open(request, Some(settings));
     let local = PoolId { place: SharedLocation::Host, direction: Direction::Local };
     let inbound = PoolId { direction: Direction::Inbound, ..local };
+    let on_device = PoolId { place: SharedLocation::Device([9; 16]), ..local };
+    let reason = Refusal::new(ErrorKind::Failed, "no memory");
     let pieces = |first, pieces| Request::Pieces { pool: local, first, pieces };
     let again = |participant| Request::Rejoin { label: "back".into(), participant };
     let first = again(first().number());
@@ -262,6 +274,23 @@ fn scripts() -> Vec<Script> {
                 of(0, 1, 6, &Request::Topic { number: 4 }),
                 of(0, 0, 0, &Request::RejoinDone),
                 of(0, 0, 0, &Request::Report { request: 2 }),
+            ],
+        ),
+        (
+            "honest_makes_pieces",
+            false,
+            vec![
+                hello(0),
+                of(0, 0, 0, &Request::SeesDevice { device: [9; 16], memory: 1 << 30 }),
+                of(0, 0, 0, &open(1, Some(SharedSettings { place: on_device.place, ..settings }))),
+                of(
+                    0,
+                    1,
+                    7,
+                    &Request::Pieces { pool: on_device, first: 0, pieces: vec![(4096, 1)] },
+                ),
+                of(0, 0, 0, &Request::Grow(GrowthRequest::new(on_device, 1, 8192))),
+                of(0, 0, 0, &Request::PieceRefused { pool: on_device, reason }),
             ],
         ),
         ("refused_empty", false, vec![step(RAW, 0, 0, b"")]),

@@ -1,5 +1,6 @@
 //! The service and its clients in one thread: the test decides when messages are handled.
 
+mod requested_pieces;
 mod waiting_publishers;
 
 use std::collections::BTreeSet;
@@ -17,6 +18,7 @@ use crate::replication::{ServiceContext, WaitingArrivals};
 use crate::report::Row;
 use crate::service::election::{self, socket_path};
 use crate::service::protocol::{self, Notice, Request};
+use crate::service::registry::NextPiece;
 use crate::settings::{SharedLocation, SharedSettings};
 use crate::topic::Topic;
 
@@ -415,7 +417,8 @@ fn piece_is_admitted_once_the_lock_is_free() {
     service.broker.open(id, "it", Some(settings), "", || 7).unwrap();
     let pool = local_pool(&service);
     let me = Caller { timeout: Duration::from_millis(20), ..Caller::new(id, &AlwaysAlive) };
-    let number = service.broker.registry().grow(&me, LOCAL, 1).unwrap().unwrap();
+    let next = service.broker.registry().grow(&me, LOCAL, 1).unwrap();
+    let Some(NextPiece::Held(number)) = next else { panic!("{next:?}") };
     let broker = &mut service.broker;
     // A stopped process holds the allocator's lock.
     is_held_by(&pool, Participant::new(9, 1));

@@ -1,6 +1,7 @@
 //! The clients, the topics and pools of the node, and what each client uses of them.
 
 mod piece_distribution;
+mod piece_requests;
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,6 +10,7 @@ use std::time::Instant;
 use ipc::{Participant, PidFd};
 
 use self::piece_distribution::Growth;
+use self::piece_requests::PieceRequests;
 use super::ClientName;
 use super::admission::RECEIVING;
 use crate::error::{Error, ErrorKind, Result};
@@ -16,7 +18,7 @@ use crate::pool::{Piece, PoolId};
 use crate::service::connection::{Connection, drop_stalled};
 use crate::service::protocol::{Notice, Request};
 use crate::service::registry::Registry;
-use crate::settings::SharedSettings;
+use crate::settings::{SharedLocation, SharedSettings};
 
 /// Requests of a client that are held during a takeover.
 const MAX_HELD_REQUESTS: usize = 4096;
@@ -29,6 +31,8 @@ struct Client {
     topics: BTreeMap<u32, u64>,
     /// Pools that it knows, and how many pieces of each it has.
     pools: HashMap<PoolId, usize>,
+    /// Devices that it sees and opened topics on, with their memory in bytes.
+    devices: HashMap<SharedLocation, u64>,
     held: Vec<Request>,
     is_leaving: bool,
 }
@@ -40,11 +44,13 @@ pub(super) struct Broker {
     clients: BTreeMap<Participant, Client>,
     registry: Registry,
     growth: Growth,
+    piece_requests: PieceRequests,
 }
 
 impl Broker {
     pub(super) fn new(registry: Registry) -> Self {
-        Self { clients: BTreeMap::new(), registry, growth: Growth::default() }
+        let (growth, piece_requests) = (Growth::default(), PieceRequests::default());
+        Self { clients: BTreeMap::new(), registry, growth, piece_requests }
     }
 
     pub(super) fn registry(&self) -> &Registry {
@@ -63,6 +69,7 @@ impl Broker {
             connection,
             topics: BTreeMap::new(),
             pools: HashMap::new(),
+            devices: HashMap::new(),
             held: Vec::new(),
             is_leaving: false,
         };
@@ -212,7 +219,8 @@ impl Broker {
         number: impl FnOnce() -> u32,
     ) -> Result<u32> {
         let is_new = !self.registry.has_topic(name);
-        let number = self.registry.open(name, settings, number)?;
+        let device_memory = settings.and_then(|settings| self.device_memory(settings.place));
+        let number = self.registry.open(name, settings, device_memory, number)?;
         if is_new && let Some(ClientName { process, label }) = self.name(member) {
             let creator = format!("process {process} (\"{}\"){origin}", label.escape_debug());
             self.registry.set_creator(number, creator);

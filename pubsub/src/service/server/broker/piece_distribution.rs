@@ -16,6 +16,7 @@ use crate::error::{ErrorKind, Result};
 use crate::pool::{GrowthRequest, Piece, PoolId};
 use crate::service::process::is_stopped;
 use crate::service::protocol::Notice;
+use crate::service::registry::NextPiece;
 
 /// How long a new piece waits for acknowledgements. A process that is later is stopped or starved:
 /// it receives the piece later, and messages in it wait until then.
@@ -62,7 +63,10 @@ impl Broker {
             return Ok(());
         }
         match self.registry.grow(caller, id, bytes) {
-            Ok(Some(number)) => self.distribute_piece(caller, id, number),
+            Ok(Some(NextPiece::Held(number))) => self.distribute_piece(caller, id, number),
+            Ok(Some(NextPiece::OfMember { number, length })) => {
+                return self.request_piece(id, number, length);
+            }
             Ok(None) => {}
             // The publisher will request it again.
             Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {}
@@ -94,7 +98,7 @@ impl Broker {
     }
 
     /// Sends a piece to all users of the pool, and awaits their acknowledgements.
-    fn distribute_piece(&mut self, caller: &Caller<'_>, id: PoolId, number: usize) {
+    pub(super) fn distribute_piece(&mut self, caller: &Caller<'_>, id: PoolId, number: usize) {
         let clients = self.clients.iter();
         let users = clients.filter(|(_, it)| !it.is_leaving && it.pools.contains_key(&id));
         let users = users.map(|(member, _)| *member).collect();
@@ -218,11 +222,12 @@ impl Broker {
     }
 
     pub(crate) fn is_growing(&self) -> bool {
-        !self.growth.pending.is_empty()
+        !self.growth.pending.is_empty() || !self.piece_requests.is_empty()
     }
 
-    /// Checks whether the time for acknowledgements is over.
+    /// Checks whether the time for acknowledgements, or for requested pieces, is over.
     pub(crate) fn check_growth(&mut self, caller: &Caller<'_>) {
+        self.check_piece_requests();
         for id in self.growth.pending.keys().copied().collect::<Vec<_>>() {
             self.admit_if_mapped(caller, id);
         }
