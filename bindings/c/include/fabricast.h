@@ -724,11 +724,11 @@ typedef struct fabricast_opened fabricast_opened;
  * from cudaMalloc can be opened in other processes only.
  *
  * FABRICAST_E_CLOSED, at once, if the owner has ended; FABRICAST_E_NOT_FOUND if it does not share
- * the memory any more, and for memory of a device if this process sees none; FABRICAST_E_DENIED if it
- * belongs to another user; FABRICAST_E_MALFORMED and FABRICAST_E_VERSION_MISMATCH for bytes that
- * are no token; FABRICAST_E_NO_PATH if the device does not reach the memory;
- * FABRICAST_E_DEADLINE_EXCEEDED if the owner does not answer. A signal handler does not end the
- * call.
+ * the memory any more, and for memory of a device if this process sees none;
+ * FABRICAST_E_DENIED if it belongs to another user; FABRICAST_E_MALFORMED and
+ * FABRICAST_E_VERSION_MISMATCH for bytes that are no token; FABRICAST_E_NO_PATH if the device does
+ * not reach the memory; FABRICAST_E_DEADLINE_EXCEEDED if the owner does not answer. A signal
+ * handler does not end the call.
  */
 fabricast_status fabricast_shared_memory_open(const void *token, size_t length,
                                               const char *directory, const char *device,

@@ -37,7 +37,8 @@ impl PyTopic {
         self.topic.name()
     }
 
-    /// Where its messages are: `"host"`, or a device such as `"cuda:0"`.
+    /// Where its messages are: `"host"`, or a device such as `"cuda:0"`. A device that this process
+    /// does not see has its UUID instead: `"GPU-…"`.
     #[getter]
     fn memory(&self) -> String {
         self.settings.memory.to_string()
