@@ -148,7 +148,9 @@ static ALL: LazyLock<Vec<Setting>> = LazyLock::new(|| {
             })
             .write(|all| seconds(all.network.lost_after)),
         Setting::new("topic.memory", Form::Text("PLACE"), "host")
-            .about("Memory of the messages: host, or a device such as cuda:0, emulated:0 or GPU-<UUID>.")
+            .about(
+                "Memory of the messages: host, or a device such as cuda:0, emulated:0 or GPU-UUID.",
+            )
             .read(|all, text| own(text).map(|memory| all.topic.memory = memory))
             .write(|all| Some(all.topic.memory.to_string())),
         Setting::new(
