@@ -23,7 +23,7 @@ const COPY: &str = "copy for client";
 /// Requests with fewer bytes do not wait behind larger ones.
 const SMALL_REQUEST: u64 = 1 << 20;
 /// Bytes in flight on a stream, so that the device is not idle between pieces.
-const MAX_BYTES_IN_FLIGHT: u64 = 4 * TURN;
+const MAX_BYTES_IN_FLIGHT: u64 = 2 * TURN;
 /// Pieces in flight on a stream.
 const MAX_PIECES_IN_FLIGHT: usize = 64;
 /// How long the thread polls after it was busy: a client often has the next request at once.

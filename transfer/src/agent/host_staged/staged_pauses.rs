@@ -83,8 +83,9 @@ impl ChunkTimes {
             _ => now,
         };
         let Some(in_progress) = in_progress else { return };
-        let at_least = in_progress.saturating_duration_since(begun);
-        let at_most = now.saturating_duration_since(begun);
+        // Several chunks share the time, or one of them would seem to take as long as all.
+        let at_most = now.saturating_duration_since(begun) / look.done.max(1) as u32;
+        let at_least = in_progress.saturating_duration_since(begun).min(at_most);
         // Looks of a thread in no hurry tell too little, unless the chunk was overdue, so that others
         // are done, too; or in progress for several looks beyond its expected end.
         let is_wrong = expected.is_none_or(|end| done > 1 || in_progress > end + 2 * COARSE_LOOK);
@@ -151,6 +152,33 @@ mod tests {
             in_progress = Some(now);
         }
         (looks, longest)
+    }
+
+    /// A sleep until the end of all chunks of a put sees all of them done: that must not be taken for
+    /// the time of one.
+    #[test]
+    fn too_long_an_estimate_of_several_chunks_is_corrected() {
+        let (bytes, chunks, time) = (256 << 10, 4_u32, microseconds(10));
+        let mut times = ChunkTimes::new();
+        let [seen, done] = [499, 500].map(|at| times.last_end + microseconds(at));
+        times.note(bytes, times.last_end, Look::new(done, Some(seen), 1, false));
+        let (mut start, mut delay) = (done + microseconds(20), Duration::MAX);
+        for _ in 0..20 {
+            let (mut now, end) = (start, start + chunks * time);
+            let mut in_progress = start;
+            while now < end {
+                in_progress = now;
+                let lengths = std::iter::repeat_n(bytes, chunks as usize);
+                now = match times.pause(now, start, lengths) {
+                    Pause::Spin => now + microseconds(1),
+                    Pause::Until(look) => look + microseconds(3),
+                };
+            }
+            times.note(bytes, start, Look::new(now, Some(in_progress), chunks as usize, false));
+            delay = now - end;
+            start = now + microseconds(20);
+        }
+        assert!(delay < microseconds(10), "{delay:?}");
     }
 
     #[test]
