@@ -175,6 +175,21 @@ impl Agent {
     pub fn delay_stream(&mut self, token: Token, stream: &Stream, timeout: Duration) -> Result<()> {
         check_fork(self.fork_generation, DELAY)?;
         let end = ipc::deadline(timeout);
+        let parts = self.operations.parts_of(token);
+        if parts.is_empty() {
+            return self.delay_by_data(token, stream, timeout, end);
+        }
+        // An operation of several parts has no data of its own.
+        parts.into_iter().try_for_each(|part| self.delay_by_data(part, stream, timeout, end))
+    }
+
+    fn delay_by_data(
+        &mut self,
+        token: Token,
+        stream: &Stream,
+        timeout: Duration,
+        end: Instant,
+    ) -> Result<()> {
         loop {
             self.progress();
             let Some(begun) = self.operations.begun(token) else { return Ok(()) };

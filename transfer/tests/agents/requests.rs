@@ -220,6 +220,30 @@ fn transfers_follow_the_work_of_a_stream() {
     });
 }
 
+/// The caller does not wait for the data.
+#[test]
+fn stream_waits_for_all_parts_of_an_operation() {
+    let _alone = alone();
+    let mut fixture = AgentFixture::open();
+    let peer = fixture.peer_process("shared", &[]);
+    let routes = [fixture.join(&peer), fixture.join(&peer)];
+    let halves = [0, LENGTH / 2].map(|at| [Block { to: at, from: at, length: LENGTH / 2 }]);
+    fill(&fixture.memory, LENGTH, 100);
+    let Some((device, stream)) = slow_stream(Duration::from_millis(100)) else {
+        testkit::skip!("only emulated devices can be slowed down");
+    };
+    let parts: Vec<_> =
+        routes.iter().zip(&halves).map(|(route, half)| (route, half.into())).collect();
+    let token = fixture.agent.put_parts(&parts, None).unwrap();
+    fixture.agent.delay_stream(token, &stream, Duration::ZERO).unwrap();
+    stream.fill(&fixture.memory.whole(), 6).unwrap();
+    wait(&mut fixture, token);
+    emulated::configure_faults(device.name().number, emulated::FaultConfig::default());
+    assert_eq!(fixture.request(&peer, SUM, 0), sum_of(LENGTH, 100));
+    stream.synchronize(TIMEOUT).unwrap();
+    fixture.end(peer);
+}
+
 #[test]
 fn cancelled_operations_end_and_send_no_notice() {
     let _alone = alone();
