@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use gpu::Block;
+
 use super::local_copies::LocalMover;
 use super::remote_transport::RouteLane;
 use crate::blocks::Blocks;
@@ -95,6 +97,14 @@ impl Route {
     /// Lengths of the local and the remote region.
     pub(super) fn lengths(&self) -> (u64, u64) {
         (self.0.local.descriptor.length, self.0.remote.length)
+    }
+
+    /// The block that spans the whole source region, to the start of the target.
+    #[must_use]
+    pub fn whole(&self, operation: Operation) -> Block {
+        let (local, remote) = self.lengths();
+        let (_, length) = operation.to_and_from(local, remote);
+        Block { to: 0, from: 0, length }
     }
 
     /// Checks a transfer of this agent, before a byte is copied.

@@ -13,7 +13,9 @@ pub enum Operation {
 }
 
 impl Operation {
-    pub(crate) const fn name(self) -> &'static str {
+    /// Returns `put` or `get`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Put => "put",
             Self::Get => "get",
