@@ -113,12 +113,23 @@ module fabricast
         type(c_ptr) :: handle = c_null_ptr
     end type
 
+    type, bind(c), public :: fabricast_prepared
+        type(c_ptr) :: handle = c_null_ptr
+    end type
+
     ! -------------------------------------------------------------------------- structures
 
     type, bind(c), public :: fabricast_block
         integer(c_int64_t) :: to = 0
         integer(c_int64_t) :: from = 0
         integer(c_int64_t) :: length = 0
+    end type
+
+    ! fabricast_part(route, c_loc(blocks), size(blocks))
+    type, bind(c), public :: fabricast_part
+        type(fabricast_route) :: route
+        type(c_ptr) :: blocks = c_null_ptr
+        integer(c_size_t) :: count = 0
     end type
 
     type, bind(c), public :: fabricast_notice
@@ -203,7 +214,8 @@ module fabricast
     public :: fabricast_agent_notify, fabricast_agent_notify_ordered
     public :: fabricast_agent_fence, fabricast_agent_flush, fabricast_agent_progress
     public :: fabricast_agent_test, fabricast_agent_wait, fabricast_agent_forget
-    public :: fabricast_agent_in_flight
+    public :: fabricast_agent_in_flight, fabricast_agent_cancel
+    public :: fabricast_prepared_bytes, fabricast_prepared_close
 
     interface
         function fabricast_error_status() result(status) bind(c)
@@ -512,6 +524,27 @@ module fabricast
             integer(c_int64_t), intent(out) :: count
             integer(c_int32_t) :: status
         end function
+
+        function fabricast_agent_cancel(agent, token, is_cancelled) result(status) bind(c)
+            import :: c_int32_t, c_int64_t, fabricast_agent
+            type(fabricast_agent), value :: agent
+            integer(c_int64_t), value :: token
+            integer(c_int64_t), intent(out), optional :: is_cancelled
+            integer(c_int32_t) :: status
+        end function
+
+        function fabricast_prepared_bytes(prepared, bytes) result(status) bind(c)
+            import :: c_int32_t, c_int64_t, fabricast_prepared
+            type(fabricast_prepared), value :: prepared
+            integer(c_int64_t), intent(out) :: bytes
+            integer(c_int32_t) :: status
+        end function
+
+        function fabricast_prepared_close(prepared) result(status) bind(c)
+            import :: c_int32_t, fabricast_prepared
+            type(fabricast_prepared), value :: prepared
+            integer(c_int32_t) :: status
+        end function
     end interface
 
     ! ------------------------------------------------- functions that differ from those of C
@@ -526,6 +559,13 @@ module fabricast
     public :: fabricast_agent_connect, fabricast_agent_join, fabricast_agent_route_to
     public :: fabricast_route_path, fabricast_route_fallback, fabricast_route_explain
     public :: fabricast_agent_put, fabricast_agent_get
+    public :: fabricast_agent_put_parts, fabricast_agent_get_parts
+    public :: fabricast_agent_prepare_put, fabricast_agent_prepare_get, fabricast_agent_submit
+
+    ! Of all blocks, or of those with these indices, from 0 on.
+    interface fabricast_agent_submit
+        module procedure submit_all, submit_selected
+    end interface
     public :: fabricast_strided_tile, fabricast_agent_next_event
 
     interface
@@ -672,6 +712,67 @@ module fabricast
             type(fabricast_agent), value :: agent
             type(fabricast_route), value :: route
             type(fabricast_block), intent(in) :: blocks(*)
+            integer(c_size_t), value :: count
+            type(fabricast_notice), intent(in), optional :: notice
+            integer(c_int64_t), intent(out), optional :: token
+            integer(c_int32_t) :: status
+        end function
+
+        function c_agent_put_parts(agent, parts, count, notice, token) result(status) &
+            bind(c, name='fabricast_agent_put_parts')
+            import :: c_int32_t, c_int64_t, c_size_t
+            import :: fabricast_agent, fabricast_part, fabricast_notice
+            type(fabricast_agent), value :: agent
+            type(fabricast_part), intent(in) :: parts(*)
+            integer(c_size_t), value :: count
+            type(fabricast_notice), intent(in), optional :: notice
+            integer(c_int64_t), intent(out), optional :: token
+            integer(c_int32_t) :: status
+        end function
+
+        function c_agent_get_parts(agent, parts, count, notice, token) result(status) &
+            bind(c, name='fabricast_agent_get_parts')
+            import :: c_int32_t, c_int64_t, c_size_t
+            import :: fabricast_agent, fabricast_part, fabricast_notice
+            type(fabricast_agent), value :: agent
+            type(fabricast_part), intent(in) :: parts(*)
+            integer(c_size_t), value :: count
+            type(fabricast_notice), intent(in), optional :: notice
+            integer(c_int64_t), intent(out), optional :: token
+            integer(c_int32_t) :: status
+        end function
+
+        function c_agent_prepare_put(agent, route, blocks, count, prepared) result(status) &
+            bind(c, name='fabricast_agent_prepare_put')
+            import :: c_int32_t, c_size_t
+            import :: fabricast_agent, fabricast_route, fabricast_block, fabricast_prepared
+            type(fabricast_agent), value :: agent
+            type(fabricast_route), value :: route
+            type(fabricast_block), intent(in) :: blocks(*)
+            integer(c_size_t), value :: count
+            type(fabricast_prepared), intent(out) :: prepared
+            integer(c_int32_t) :: status
+        end function
+
+        function c_agent_prepare_get(agent, route, blocks, count, prepared) result(status) &
+            bind(c, name='fabricast_agent_prepare_get')
+            import :: c_int32_t, c_size_t
+            import :: fabricast_agent, fabricast_route, fabricast_block, fabricast_prepared
+            type(fabricast_agent), value :: agent
+            type(fabricast_route), value :: route
+            type(fabricast_block), intent(in) :: blocks(*)
+            integer(c_size_t), value :: count
+            type(fabricast_prepared), intent(out) :: prepared
+            integer(c_int32_t) :: status
+        end function
+
+        function c_agent_submit(agent, prepared, indices, count, notice, token) result(status) &
+            bind(c, name='fabricast_agent_submit')
+            import :: c_int32_t, c_int64_t, c_size_t
+            import :: fabricast_agent, fabricast_prepared, fabricast_notice
+            type(fabricast_agent), value :: agent
+            type(fabricast_prepared), value :: prepared
+            integer(c_int32_t), intent(in), optional :: indices(*)
             integer(c_size_t), value :: count
             type(fabricast_notice), intent(in), optional :: notice
             integer(c_int64_t), intent(out), optional :: token
@@ -1085,6 +1186,65 @@ contains
         integer(c_int64_t), intent(out), optional :: token
         integer(c_int32_t) :: status
         status = c_agent_get(agent, route, blocks, size(blocks, kind=c_size_t), notice, token)
+    end function
+
+    function fabricast_agent_put_parts(agent, parts, notice, token) result(status)
+        type(fabricast_agent), intent(in) :: agent
+        type(fabricast_part), contiguous, intent(in) :: parts(:)
+        type(fabricast_notice), intent(in), optional :: notice
+        integer(c_int64_t), intent(out), optional :: token
+        integer(c_int32_t) :: status
+        status = c_agent_put_parts(agent, parts, size(parts, kind=c_size_t), notice, token)
+    end function
+
+    function fabricast_agent_get_parts(agent, parts, notice, token) result(status)
+        type(fabricast_agent), intent(in) :: agent
+        type(fabricast_part), contiguous, intent(in) :: parts(:)
+        type(fabricast_notice), intent(in), optional :: notice
+        integer(c_int64_t), intent(out), optional :: token
+        integer(c_int32_t) :: status
+        status = c_agent_get_parts(agent, parts, size(parts, kind=c_size_t), notice, token)
+    end function
+
+    function fabricast_agent_prepare_put(agent, route, blocks, prepared) result(status)
+        type(fabricast_agent), intent(in) :: agent
+        type(fabricast_route), intent(in) :: route
+        type(fabricast_block), contiguous, intent(in) :: blocks(:)
+        type(fabricast_prepared), intent(out) :: prepared
+        integer(c_int32_t) :: status
+        status = c_agent_prepare_put(agent, route, blocks, size(blocks, kind=c_size_t), prepared)
+    end function
+
+    function fabricast_agent_prepare_get(agent, route, blocks, prepared) result(status)
+        type(fabricast_agent), intent(in) :: agent
+        type(fabricast_route), intent(in) :: route
+        type(fabricast_block), contiguous, intent(in) :: blocks(:)
+        type(fabricast_prepared), intent(out) :: prepared
+        integer(c_int32_t) :: status
+        status = c_agent_prepare_get(agent, route, blocks, size(blocks, kind=c_size_t), prepared)
+    end function
+
+    function submit_all(agent, prepared, notice, token) result(status)
+        type(fabricast_agent), intent(in) :: agent
+        type(fabricast_prepared), intent(in) :: prepared
+        type(fabricast_notice), intent(in), optional :: notice
+        integer(c_int64_t), intent(out), optional :: token
+        integer(c_int32_t) :: status
+        ! FABRICAST_ALL.
+        integer(c_size_t), parameter :: all_blocks = -1
+        status = c_agent_submit(agent, prepared, count=all_blocks, notice=notice, token=token)
+    end function
+
+    ! An empty array has no block, and may have no address: it is not optional.
+    function submit_selected(agent, prepared, indices, notice, token) result(status)
+        type(fabricast_agent), intent(in) :: agent
+        type(fabricast_prepared), intent(in) :: prepared
+        integer(c_int32_t), contiguous, intent(in) :: indices(:)
+        type(fabricast_notice), intent(in), optional :: notice
+        integer(c_int64_t), intent(out), optional :: token
+        integer(c_int32_t) :: status
+        status = c_agent_submit(agent, prepared, indices, size(indices, kind=c_size_t), notice, &
+                                token)
     end function
 
     function fabricast_route_path(route, path) result(status)

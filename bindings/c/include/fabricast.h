@@ -79,8 +79,8 @@ typedef int32_t fabricast_status;
 #define FABRICAST_E_NO_PATH (-23)          /* no path between two regions, or to an agent */
 #define FABRICAST_E_STALE (-24)            /* the region was withdrawn, or belongs to another agent,
                                               or to this one before a restart */
-#define FABRICAST_E_CANCELLED (-25)        /* the operation did not start, because one that it
-                                              waited for failed */
+#define FABRICAST_E_CANCELLED (-25)        /* the operation was cancelled, or did not start,
+                                              because one that it waited for failed */
 
 /* Name of a status, never NULL. */
 const char *fabricast_status_name(fabricast_status status);
@@ -488,21 +488,27 @@ fabricast_status fabricast_sample_release(fabricast_sample *sample);
  *     kernel<<<..., stream>>>(address, length);            // starts when it is written
  *     fabricast_sample_release_on(sample, handle);         // when the kernel is done
  *
- * Topics in host memory have no such handles.
+ * Topics in host memory have no such handles. Agents order transfers by them, too: see
+ * fabricast_agent_put_after.
  */
 
-/* A foreign stream of the topic's device. */
+/* A foreign stream of a device. */
 typedef struct fabricast_stream fabricast_stream;
 
 /*
+ * Adopts a stream of the topic's device, or of a device by its name, such as "cuda:0": that of the
+ * regions of an agent. Either handle serves topics and agents.
+ *
  * NULL is the device's default stream; on an emulated device NULL creates a stream, and is the only
- * valid value. The per-thread default stream (cudaStreamPerThread) is an error. The stream must
- * exist until the handle is closed, and must not be captured meanwhile. Closing the handle waits
- * until the stream has completed the library's work, ten seconds at most: after that the memory in
- * use is not freed.
+ * valid value. The per-thread default stream (cudaStreamPerThread) is an error, and so is a stream
+ * that is being captured into a graph: FABRICAST_E_FAILED. The stream must exist until the handle is
+ * closed, and must not be captured meanwhile. Closing the handle waits until the stream has
+ * completed the library's work, ten seconds at most: after that the memory in use is not freed.
  */
 fabricast_status fabricast_stream_open(fabricast_topic *topic, void *stream,
                                        fabricast_stream **handle);
+fabricast_status fabricast_stream_adopt(const char *device, void *stream,
+                                        fabricast_stream **handle);
 fabricast_status fabricast_stream_close(fabricast_stream *handle);
 
 /*
@@ -1031,6 +1037,114 @@ fabricast_status fabricast_agent_get_strided(fabricast_agent *agent, fabricast_r
                                              const fabricast_strided *rows,
                                              const fabricast_notice *notice,
                                              fabricast_token *token);
+
+/* Blocks by a route, as a part of a request. As an element of lists it never grows. */
+typedef struct fabricast_part {
+    fabricast_route *route;
+    const fabricast_block *blocks;
+    size_t count; /* of the blocks */
+} fabricast_part;
+
+/*
+ * One operation over several regions of a peer, such as a region for each layer of a cache: like
+ * fabricast_agent_put and fabricast_agent_get, by several routes. The notice is sent after the data
+ * of all. FABRICAST_E_INVALID_ARGUMENT for routes to different peers, or none. If one part is
+ * refused, no byte is copied.
+ */
+fabricast_status fabricast_agent_put_parts(fabricast_agent *agent, const fabricast_part *parts,
+                                           size_t count, const fabricast_notice *notice,
+                                           fabricast_token *token);
+fabricast_status fabricast_agent_get_parts(fabricast_agent *agent, const fabricast_part *parts,
+                                           size_t count, const fabricast_notice *notice,
+                                           fabricast_token *token);
+
+/* Blocks of a route, checked and prepared for puts or gets that are repeated. */
+typedef struct fabricast_prepared fabricast_prepared;
+
+/*
+ * Checks blocks as fabricast_agent_put and fabricast_agent_get do, and prepares them, such as all
+ * pages of a cache. Where a device copies, the list stays in memory that it reads: a request costs
+ * the start of a kernel. Some thousand small blocks gain most. The list is not used after the call;
+ * the memory of both regions stays in use until the handle is closed.
+ */
+fabricast_status fabricast_agent_prepare_put(fabricast_agent *agent, fabricast_route *route,
+                                             const fabricast_block *blocks, size_t count,
+                                             fabricast_prepared **prepared);
+fabricast_status fabricast_agent_prepare_get(fabricast_agent *agent, fabricast_route *route,
+                                             const fabricast_block *blocks, size_t count,
+                                             fabricast_prepared **prepared);
+
+/* Bytes of all its blocks together. */
+fabricast_status fabricast_prepared_bytes(fabricast_prepared *prepared, uint64_t *bytes);
+
+#define FABRICAST_ALL ((size_t)-1) /* count for all blocks, with NULL as indices */
+
+/*
+ * Starts a prepared transfer: of the blocks with these indices, from 0 on and each given once, or of
+ * all blocks with NULL and FABRICAST_ALL. With 0 indices nothing is copied. Otherwise like
+ * fabricast_agent_put.
+ *
+ * FABRICAST_E_INVALID_ARGUMENT for an index that no block has; FABRICAST_E_STALE if it was prepared
+ * by another agent.
+ */
+fabricast_status fabricast_agent_submit(fabricast_agent *agent, fabricast_prepared *prepared,
+                                        const uint32_t *indices, size_t count,
+                                        const fabricast_notice *notice, fabricast_token *token);
+
+/* Operations in flight continue. */
+fabricast_status fabricast_prepared_close(fabricast_prepared *prepared);
+
+/*
+ * Transfers in stream order: like fabricast_agent_put, fabricast_agent_get and
+ * fabricast_agent_submit, after all work that was begun on a stream so far. The call does not wait.
+ *
+ *     fabricast_stream_adopt("cuda:0", stream, &handle);            // once
+ *     kernel<<<..., stream>>>(page);
+ *     fabricast_agent_put_after(agent, route, &block, 1, NULL, handle, &token);
+ *     fabricast_agent_delay_stream(agent, token, handle, FABRICAST_SECONDS(1));
+ *     kernel<<<..., stream>>>(page);                                // may write it again
+ *
+ * Where a device of this process copies, it waits itself. On other paths the transfer begins in a
+ * later call with the agent. It is no part of a graph: a stream that is being captured is refused
+ * when it is adopted.
+ */
+fabricast_status fabricast_agent_put_after(fabricast_agent *agent, fabricast_route *route,
+                                           const fabricast_block *blocks, size_t count,
+                                           const fabricast_notice *notice,
+                                           fabricast_stream *stream, fabricast_token *token);
+fabricast_status fabricast_agent_get_after(fabricast_agent *agent, fabricast_route *route,
+                                           const fabricast_block *blocks, size_t count,
+                                           const fabricast_notice *notice,
+                                           fabricast_stream *stream, fabricast_token *token);
+fabricast_status fabricast_agent_submit_after(fabricast_agent *agent,
+                                              fabricast_prepared *prepared,
+                                              const uint32_t *indices, size_t count,
+                                              const fabricast_notice *notice,
+                                              fabricast_stream *stream, fabricast_token *token);
+
+/*
+ * Later work on the stream waits for the data of an operation. The call waits only until the
+ * operation has begun: behind a fence, or behind many others. An operation that is over delays
+ * nothing; fabricast_agent_wait returns its outcome.
+ *
+ * FABRICAST_E_NO_PATH on a path where no device of this process copies: wait for the operation
+ * instead. FABRICAST_E_DEADLINE_EXCEEDED, FABRICAST_E_WOULD_BLOCK if it has not begun.
+ */
+fabricast_status fabricast_agent_delay_stream(fabricast_agent *agent, fabricast_token token,
+                                              fabricast_stream *stream,
+                                              fabricast_timeout timeout);
+
+/*
+ * Ends an operation that has not begun, or stops what of it has not begun. Copies in flight
+ * complete; then the operation ends with FABRICAST_E_CANCELLED, and its notice is not sent. Its
+ * outcome is collected as usual. *is_cancelled is 0 if all of it is under way or over: then it ends
+ * as usual; may be NULL.
+ *
+ * A cancelled put has written all, a part or nothing of its bytes. Operations behind a fence do not
+ * start, as after a failure.
+ */
+fabricast_status fabricast_agent_cancel(fabricast_agent *agent, fabricast_token token,
+                                        uint64_t *is_cancelled);
 
 /*
  * Sends a notice without data. It may overtake earlier operations; the ordered one is sent after

@@ -145,10 +145,10 @@ fn is_readable(range: &CallerRange<'_>) -> bool {
     })
 }
 
-/// Adopts a foreign stream of a topic's device.
+/// Adopts a foreign stream of the device that has this memory.
 pub(crate) fn adopt(memory: MemoryLocation, operation: Operation, stream: u64) -> Result<Stream> {
     let Some(name) = memory.device()? else {
-        let detail = "the topic's messages are in host memory, which streams are not used for";
+        let detail = "host memory has no streams. Use a device, such as cuda:0";
         return Err(Failure::invalid(operation, detail));
     };
     let device = Device::open(name)?;

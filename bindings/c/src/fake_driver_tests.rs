@@ -8,10 +8,12 @@ use std::process::Command;
 
 use gpu::PointerAttributes;
 
+use crate::failure::fabricast_error_message;
 use crate::rgaps::{
     publisher_destroy, publisher_init, publisher_push, subscriber_destroy, subscriber_init,
     subscriber_pull,
 };
+use crate::stream::{fabricast_stream_adopt, fabricast_stream_close};
 
 const CHILD: &str = "FABRICAST_TEST_FAKE_DRIVER";
 const LENGTH: usize = 100_000;
@@ -96,7 +98,35 @@ fn in_a_process_with_a_driver() {
         assert_eq!(arrived(LENGTH), plain);
         let too_much = push(pointer.wrapping_add(1), LENGTH);
         assert_eq!(too_much, crate::status::Status::InvalidArgument as i32);
+        streams();
         subscriber_destroy(subscriber);
         publisher_destroy(publisher);
     }
+}
+
+/// Streams of the driver, of which one is being captured.
+unsafe fn streams() {
+    let adopt = |handle: usize| {
+        let (device, mut stream) = (c"cuda:0".as_ptr(), std::ptr::null_mut());
+        let handle = std::ptr::without_provenance_mut(handle);
+        // SAFETY: a valid text, and room for a handle; the fake driver does not use the stream.
+        let status = unsafe { fabricast_stream_adopt(device, handle, &raw mut stream) };
+        (status, stream)
+    };
+    let says = |text: &str| {
+        // SAFETY: a text until the next failure.
+        let message = unsafe { CStr::from_ptr(fabricast_error_message()) };
+        assert!(message.to_str().unwrap().contains(text), "{message:?}");
+    };
+    for handle in [0, 4096] {
+        let (status, stream) = adopt(handle);
+        assert_eq!(status, 0);
+        // SAFETY: an open handle.
+        assert_eq!(unsafe { fabricast_stream_close(stream) }, 0);
+    }
+    let failed = (crate::status::Status::Failed as i32, std::ptr::null_mut());
+    assert_eq!(adopt(7), failed);
+    says("the stream is being captured into a graph");
+    assert_eq!(adopt(2), failed);
+    says("per-thread default stream");
 }

@@ -17,10 +17,12 @@ use pubsub::{
 };
 
 use crate::failure::{Failure, Operation, Result};
-use crate::ffi::{Layout, Text, WithDefaults};
+use crate::ffi::{Layout, Plain, Text, WithDefaults};
 use crate::network::{address, local_address};
 
-pub(crate) use self::agents::{RawAgentEvent, RawAgentOptions, RawCardInfo, RawNotice, RawStrided};
+pub(crate) use self::agents::{
+    RawAgentEvent, RawAgentOptions, RawCardInfo, RawNotice, RawPart, RawStrided,
+};
 pub(crate) use self::tensor::RawTensor;
 pub(crate) use self::values::flag;
 use self::values::{nanoseconds, time, unknown, wait_strategy};
@@ -48,6 +50,9 @@ layouts! {
     RawStrided: 104,
     RawTensor<'_>: 40,
 }
+
+// SAFETY: addresses and a number, which are valid for any bytes.
+unsafe impl Plain for RawPart<'_> {}
 
 /// `fabricast_node_options`.
 #[derive(Debug, Clone, Copy, Default)]

@@ -60,6 +60,7 @@ mod tests {
             agent::OpenAgent::NUMBER,
             transfer::Region::NUMBER,
             agent::OpenRoute::NUMBER,
+            transfer::PreparedTransfer::NUMBER,
         ];
         numbers.sort_unstable();
         assert!(numbers.windows(2).all(|pair| pair[0] < pair[1]), "{numbers:?}");

@@ -8,7 +8,7 @@ use pubsub::{Loan, Readiness};
 
 use crate::caller_memory;
 use crate::exclusive::Exclusive;
-use crate::ffi::{CallerRange, Out, OutStruct, export};
+use crate::ffi::{CallerRange, Out, OutStruct, Text, export};
 use crate::handle::{Handle, kind};
 use crate::layout::RawSent;
 use crate::publisher::{OpenPublisher, publish};
@@ -29,6 +29,17 @@ export! {
     ) -> i32, c"open stream" {
         let memory = topic.find(OPERATION)?.topic.place()?;
         let adopted = caller_memory::adopt(memory, OPERATION, handle.addr() as u64)?;
+        stream.put(registry::open(OPERATION, adopted)?)
+    }
+
+    /// Adopts a stream of a device.
+    fn fabricast_stream_adopt(
+        device: Text<'_>,
+        handle: *mut c_char,
+        stream: Out<'_, *mut Stream>,
+    ) -> i32, c"adopt stream" {
+        let device = device.required(OPERATION, "device")?.parse()?;
+        let adopted = caller_memory::adopt(device, OPERATION, handle.addr() as u64)?;
         stream.put(registry::open(OPERATION, adopted)?)
     }
 

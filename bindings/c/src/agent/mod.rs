@@ -2,8 +2,11 @@
 
 mod fabric;
 mod numbers;
+mod parts;
+mod prepared;
 mod regions;
 mod routes;
+mod stream_order;
 mod transfers;
 mod waits;
 

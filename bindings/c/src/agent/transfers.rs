@@ -20,7 +20,7 @@ const _: () = assert!(
 );
 
 /// Starts a transfer. Without room for its number, its outcome is not collected.
-fn transfer(
+pub(super) fn transfer(
     operation: Operation,
     agent: Handle<OpenAgent>,
     route: Handle<OpenRoute>,
@@ -30,17 +30,17 @@ fn transfer(
 ) -> Result<()> {
     let (agent, route) = (agent.find(operation)?, route.find(operation)?);
     let notice = notice.map(|notice| notice.to_notice(operation)).transpose()?;
-    start(operation, &agent, token, |agent| begin(agent, &route.route, notice))
+    start(operation, &agent, token, |agent| Ok(begin(agent, &route.route, notice)?))
 }
 
-fn start(
+pub(super) fn start(
     operation: Operation,
     agent: &OpenAgent,
     token: Option<Out<'_, u64>>,
-    begin: impl FnOnce(&mut Agent) -> transfer::Result<Token>,
+    begin: impl FnOnce(&mut Agent) -> Result<Token>,
 ) -> Result<()> {
     let is_forgotten = token.is_none();
-    let started = agent.with(operation, |agent| {
+    let started = agent.agent.with(operation, Timeout::Forever, |agent| {
         let started = begin(agent)?;
         if is_forgotten {
             agent.forget(started);
@@ -65,7 +65,7 @@ fn notify(
         return Err(Failure::invalid(operation, "the argument \"notice\" is NULL"));
     };
     let notice = notice.to_notice(operation)?;
-    start(operation, &agent, token, |agent| send(agent, peer, notice))
+    start(operation, &agent, token, |agent| Ok(send(agent, peer, notice)?))
 }
 
 fn strided(operation: Operation, rows: Option<RawStrided>) -> Result<transfer::Strided> {
@@ -249,6 +249,18 @@ export! {
             agent.forget(token);
             Ok(())
         })
+    }
+
+    /// Ends an operation, as far as it has not begun.
+    fn fabricast_agent_cancel(
+        agent: Handle<OpenAgent>,
+        token: u64,
+        is_cancelled: Option<Out<'_, u64>>,
+    ) -> i32, c"cancel operation" {
+        let agent = agent.find(OPERATION)?;
+        let token = agent.number.token(OPERATION, token)?;
+        let ended = agent.with(OPERATION, |agent| agent.cancel(token))?;
+        is_cancelled.map_or(Ok(()), |is_cancelled| is_cancelled.put(u64::from(ended)))
     }
 
     fn fabricast_agent_in_flight(

@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
+use gpu::Stream;
 use ipc::Interruption;
 use transfer::{Agent, Done, ErrorKind, Event, PeerId, Token};
 
@@ -109,6 +110,22 @@ impl OpenAgent {
         self.wait_in_slices(operation, timeout, |agent, slice| match agent.flush(peer, slice) {
             Err(error) if error.kind() == ErrorKind::DeadlineExceeded => Piece::Pending(error),
             outcome => Piece::Over(outcome.map_err(Failure::from)),
+        })
+    }
+
+    /// Lets a stream wait for an operation, as soon as that has begun.
+    pub(super) fn delay_stream(
+        &self,
+        operation: Operation,
+        token: Token,
+        stream: &Stream,
+        timeout: Timeout,
+    ) -> Result<()> {
+        self.wait_in_slices(operation, timeout, |agent, slice| {
+            match agent.delay_stream(token, stream, slice) {
+                Err(error) if error.kind() == ErrorKind::DeadlineExceeded => Piece::Pending(error),
+                outcome => Piece::Over(outcome.map_err(Failure::from)),
+            }
         })
     }
 

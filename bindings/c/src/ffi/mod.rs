@@ -19,7 +19,7 @@ use crate::status::Status;
 
 pub(crate) use self::argument::{Argument, CallerRange, Name, Text, UserData, plain};
 pub(crate) use self::array::Array;
-pub(crate) use self::structure::{Layout, Out, OutStruct, WithDefaults};
+pub(crate) use self::structure::{Layout, Out, OutStruct, Plain, WithDefaults};
 
 /// Functions of the interface, which the headers describe. Each has an operation, with which its
 /// messages begin; an argument with a name in brackets before or behind it has the length of that

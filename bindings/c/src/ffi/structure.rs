@@ -18,6 +18,8 @@ pub(crate) unsafe trait Plain: Copy {
 // SAFETY: numbers and addresses are valid for any bytes.
 unsafe impl Plain for usize {}
 // SAFETY: as above.
+unsafe impl Plain for u32 {}
+// SAFETY: as above.
 unsafe impl Plain for u64 {}
 // SAFETY: as above.
 unsafe impl Plain for i64 {}

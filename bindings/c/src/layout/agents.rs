@@ -1,8 +1,10 @@
 //! The structures of agents.
 
+use std::ffi::c_void;
 use std::path::Path;
 use std::time::Duration;
 
+use gpu::Block;
 use pubsub::NodeOptions;
 use transfer::{
     AgentCard, AgentOptions, Event, MAX_LABEL_LENGTH, MAX_STRIDES, Notice, Strided, Subarray,
@@ -11,6 +13,7 @@ use transfer::{
 use super::values::{flag, nanoseconds, time, unknown, wait_strategy};
 use crate::failure::{Failure, Operation, Result};
 use crate::ffi::{Array, Text, WithDefaults};
+use crate::handle::{Handle, Kind};
 
 /// Bytes of a label, with at least one zero.
 const LABEL: usize = 72;
@@ -151,6 +154,26 @@ impl RawNotice<'_> {
             return Err(Failure::invalid(operation, detail));
         }
         Ok(Notice::new(self.tag, self.data.get(operation, "data", self.length)?)?)
+    }
+}
+
+/// `fabricast_part`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct RawPart<'a> {
+    route: *mut c_void,
+    blocks: Array<'a, Block>,
+    count: usize,
+}
+
+impl<'a> RawPart<'a> {
+    /// The route's handle.
+    pub(crate) fn route<K: Kind>(&self, operation: Operation) -> Result<Handle<K>> {
+        Handle::of_pointer(operation, self.route.cast())
+    }
+
+    pub(crate) fn blocks(&self, operation: Operation) -> Result<&'a [Block]> {
+        self.blocks.get(operation, "blocks", self.count)
     }
 }
 

@@ -17,6 +17,9 @@ fn structures_have_the_layout_of_c() {
     assert_eq!(size_of::<RawNotice<'_>>(), 32);
     assert_eq!(offset_of!(RawNotice<'_>, data), 16);
     assert_eq!(offset_of!(RawNotice<'_>, length), 24);
+    assert_eq!(size_of::<RawPart<'_>>(), 24);
+    assert_eq!(offset_of!(RawPart<'_>, blocks), 8);
+    assert_eq!(offset_of!(RawPart<'_>, count), 16);
     assert_eq!(size_of::<RawStrided>(), 104);
     assert_eq!(offset_of!(RawStrided, to), 16);
     assert_eq!(offset_of!(RawStrided, count), 32);

@@ -10,6 +10,8 @@ static void with_agent(fabricast_status expected, fabricast_agent *agent,
     fabricast_block block = {0, 0, 1};
     fabricast_notice notice = {sizeof notice, 1, NULL, 0};
     fabricast_strided rows;
+    fabricast_part part;
+    fabricast_prepared *prepared = NULL;
     fabricast_agent_event event;
     fabricast_region *new_region;
     fabricast_route *new_route;
@@ -38,6 +40,14 @@ static void with_agent(fabricast_status expected, fabricast_agent *agent,
     EXPECT(expected, fabricast_agent_get_all(agent, route, NULL, &token));
     EXPECT(expected, fabricast_agent_put_strided(agent, route, &rows, NULL, &token));
     EXPECT(expected, fabricast_agent_get_strided(agent, route, &rows, NULL, &token));
+    part.route = route;
+    part.blocks = &block;
+    part.count = 1;
+    EXPECT(expected, fabricast_agent_put_parts(agent, &part, 1, NULL, &token));
+    EXPECT(expected, fabricast_agent_get_parts(agent, &part, 1, NULL, &token));
+    EXPECT(expected, fabricast_agent_prepare_put(agent, route, &block, 1, &prepared));
+    EXPECT(expected, fabricast_agent_prepare_get(agent, route, &block, 1, &prepared));
+    CHECK(prepared == NULL);
     EXPECT(expected, fabricast_agent_notify(agent, 1, &notice, &token));
     EXPECT(expected, fabricast_agent_notify_ordered(agent, 1, &notice, &token));
     EXPECT(expected, fabricast_agent_fence(agent, 1));
@@ -49,6 +59,7 @@ static void with_agent(fabricast_status expected, fabricast_agent *agent,
     CHECK(number == 0);
     EXPECT(expected, fabricast_agent_wait(agent, 1, LONG, &number));
     EXPECT(expected, fabricast_agent_forget(agent, 1));
+    EXPECT(expected, fabricast_agent_cancel(agent, 1, &number));
     number = 7;
     EXPECT(expected, fabricast_agent_in_flight(agent, &number));
     EXPECT(expected, fabricast_agent_next_event(agent, LONG, &event, sizeof event));

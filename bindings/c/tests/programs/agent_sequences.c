@@ -340,6 +340,44 @@ static struct route *random_route(void)
     return route;
 }
 
+/* Starts a transfer of a block: plain, as the part of a request, or prepared. */
+static fabricast_status start_move(struct agent *agent, struct route *route, int is_put,
+                                   const fabricast_block *block,
+                                   const fabricast_notice *notice, fabricast_token *token)
+{
+    static const uint32_t index = 0;
+    fabricast_part part;
+    fabricast_prepared *prepared;
+    fabricast_status status;
+    int by_index;
+
+    part.route = route->handle;
+    part.blocks = block;
+    part.count = 1;
+    switch (below(4)) {
+    case 0:
+        return (is_put ? fabricast_agent_put_parts : fabricast_agent_get_parts)(
+            agent->handle, &part, 1, notice, token);
+    case 1:
+        status = (is_put ? fabricast_agent_prepare_put : fabricast_agent_prepare_get)(
+            agent->handle, route->handle, block, 1, &prepared);
+        if (status != FABRICAST_OK) {
+            CHECK(prepared == NULL);
+            if (token != NULL)
+                *token = 0;
+            return status;
+        }
+        by_index = (int)below(2);
+        status = fabricast_agent_submit(agent->handle, prepared, by_index ? &index : NULL,
+                                        by_index ? 1 : FABRICAST_ALL, notice, token);
+        CHECK(fabricast_prepared_close(prepared) == FABRICAST_OK);
+        return status;
+    default:
+        return (is_put ? fabricast_agent_put : fabricast_agent_get)(
+            agent->handle, route->handle, block, 1, notice, token);
+    }
+}
+
 /* A transfer, waited for, or left in flight. */
 static void move_one(void)
 {
@@ -380,8 +418,7 @@ static void move_one(void)
     } else {
         if (notice.length > sizeof block)
             notice.length = FABRICAST_MAX_NOTICE + 1;
-        status = (is_put ? fabricast_agent_put : fabricast_agent_get)(
-            agent->handle, route->handle, &block, 1, has_notice ? &notice : NULL, wanted);
+        status = start_move(agent, route, is_put, &block, has_notice ? &notice : NULL, wanted);
         if (has_notice && notice.length > FABRICAST_MAX_NOTICE)
             CHECK(status != FABRICAST_OK);
     }
@@ -421,12 +458,15 @@ static void collect_one(void)
     fabricast_token token = below(10) ? tokens[below(TOKENS)] : below(UINT64_MAX);
     uint64_t is_over, bytes;
 
-    switch (below(3)) {
+    switch (below(4)) {
     case 0:
         judge(fabricast_agent_test(agent->handle, token, &is_over, &bytes), agent->is_open);
         break;
     case 1:
         judge(fabricast_agent_wait(agent->handle, token, soon(), &bytes), agent->is_open);
+        break;
+    case 2:
+        judge(fabricast_agent_cancel(agent->handle, token, &is_over), agent->is_open);
         break;
     default:
         judge(fabricast_agent_forget(agent->handle, token), agent->is_open);

@@ -52,6 +52,7 @@ contains
         type(fabricast_strided) :: rows
         type(fabricast_notice) :: notice
         type(fabricast_block) :: block
+        type(fabricast_part) :: part
 
         call check(fabricast_abi() == 0, 'abi')
         call check(index(fabricast_version(), '.') > 0, 'version')
@@ -68,6 +69,7 @@ contains
         call check(c_sizeof(rows) == 104 .and. rows%size == 104, 'rows')
         call check(c_sizeof(notice) == 32 .and. notice%size == 32, 'notice')
         call check(c_sizeof(block) == 24, 'block')
+        call check(c_sizeof(part) == 24, 'part')
         call check(fabricast_milliseconds(5) * 200 == fabricast_seconds(1), 'timeouts')
         call check(fabricast_text(['a', 'b', c_null_char, 'c']) == 'ab', 'text')
     end subroutine
@@ -245,6 +247,7 @@ contains
         call done(fabricast_agent_flush(west, peer, LONG))
         call done(fabricast_agent_in_flight(west, number))
         call check(number == 0, 'in flight')
+        call requests(west, route, west_field, east_field)
         call done(fabricast_agent_withdraw(east, remote, LONG))
         call expect(FABRICAST_E_STALE, fabricast_agent_get_all(west, route))
         call done(fabricast_agent_disconnect(west, peer, LONG))
@@ -255,6 +258,61 @@ contains
         call done(fabricast_region_close(remote))
         call done(fabricast_memory_close(west_memory, LONG))
         call done(fabricast_memory_close(east_memory, LONG))
+    end subroutine
+
+    ! Planes of a field, prepared, and as parts of one request.
+    subroutine requests(agent, route, here, there)
+        type(fabricast_agent), intent(in) :: agent
+        type(fabricast_route), intent(in) :: route
+        real(c_double), pointer, intent(in) :: here(:, :, :), there(:, :, :)
+        integer(c_int64_t), parameter :: PLANE = 8_c_int64_t*N*N
+        type(fabricast_block), target :: planes(N)
+        type(fabricast_prepared) :: put, get, none
+        real(c_double), allocatable :: expected(:, :, :)
+        integer(c_int64_t) :: token, bytes, is_cancelled
+        integer :: at
+
+        planes = [(fabricast_block((at - 1)*PLANE, (at - 1)*PLANE, PLANE), at=1, N)]
+        call done(fabricast_agent_prepare_put(agent, route, planes, put))
+        call done(fabricast_agent_prepare_get(agent, route, planes(:2), get))
+        call done(fabricast_prepared_bytes(put, bytes))
+        call check(bytes == N*PLANE, 'bytes of the planes')
+        call random_number(here)
+        call done(fabricast_agent_submit(agent, put, token=token))
+        call done(fabricast_agent_wait(agent, token, LONG))
+        call check(all(there == here), 'prepared')
+        allocate (expected(N, N, N), source=there)
+        call random_number(here)
+        expected(:, :, [3, 8]) = here(:, :, [3, 8])
+        call done(fabricast_agent_submit(agent, put, [2, 7], token=token))
+        call done(fabricast_agent_wait(agent, token, LONG, bytes))
+        call check(bytes == 2*PLANE .and. all(there == expected), 'by index')
+        call done(fabricast_agent_submit(agent, get, [integer(c_int32_t) ::], token=token))
+        call done(fabricast_agent_wait(agent, token, LONG, bytes))
+        call check(bytes == 0, 'no plane')
+        call done(fabricast_agent_submit(agent, get, token=token))
+        call done(fabricast_agent_wait(agent, token, LONG))
+        call check(all(here(:, :, :2) == there(:, :, :2)), 'prepared get')
+        call expect(FABRICAST_E_INVALID_ARGUMENT, fabricast_agent_submit(agent, put, [N]), 'index 24')
+
+        call random_number(here)
+        expected(:, :, 5) = here(:, :, 5)
+        expected(:, :, 9:10) = here(:, :, 9:10)
+        call done(fabricast_agent_put_parts( &
+                  agent, [fabricast_part(route, c_loc(planes(5)), 1), &
+                          fabricast_part(route, c_loc(planes(9)), 2)], token=token))
+        call done(fabricast_agent_wait(agent, token, LONG, bytes))
+        call check(bytes == 3*PLANE .and. all(there == expected), 'parts')
+        call done(fabricast_agent_get_parts( &
+                  agent, [fabricast_part(route, c_loc(planes(1)), N)], token=token))
+        call done(fabricast_agent_wait(agent, token, LONG))
+        call check(all(here == there), 'parts of a get')
+        call done(fabricast_agent_cancel(agent, token, is_cancelled))
+        call check(is_cancelled == 0, 'over')
+        call done(fabricast_prepared_close(put))
+        call done(fabricast_prepared_close(get))
+        call expect(FABRICAST_E_BAD_HANDLE, fabricast_agent_submit(agent, put), 'was closed')
+        call done(fabricast_prepared_close(none))
     end subroutine
 
     ! Memory that the program has.

@@ -1,4 +1,5 @@
 // The headers in C++, with owners that close their handles.
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
@@ -58,6 +59,8 @@ using Agent = std::unique_ptr<fabricast_agent, AgentCloser>;
 using Memory = std::unique_ptr<fabricast_memory, MemoryCloser>;
 using Region = Owner<fabricast_region, fabricast_region_close>;
 using Route = Owner<fabricast_route, fabricast_route_close>;
+using Prepared = Owner<fabricast_prepared, fabricast_prepared_close>;
+using Stream = Owner<fabricast_stream, fabricast_stream_close>;
 
 void agents()
 {
@@ -86,6 +89,26 @@ void agents()
     done(fabricast_memory_read(target.get(), 0, &arrived[0], arrived.size()));
     if (arrived != greeting)
         throw std::runtime_error("other bytes arrived");
+
+    // Two halves, of which the second is put after the work of a stream.
+    const fabricast_block halves[] = {{0, 0, 2048}, {2048, 2048, 2048}};
+    Prepared prepared =
+        open<Prepared>(fabricast_agent_prepare_put, here.get(), route.get(), halves, size_t(2));
+    Stream stream = open<Stream>(fabricast_stream_adopt, "emulated:0", nullptr);
+    greeting.assign(4096, 'y');
+    const std::uint32_t second[] = {1};
+    fabricast_token token;
+    done(fabricast_agent_submit_after(here.get(), prepared.get(), second, 1, nullptr, stream.get(),
+                                      &token));
+    done(fabricast_agent_wait(here.get(), token, FABRICAST_SECONDS(60), nullptr));
+    const fabricast_part part = {route.get(), halves, 1};
+    greeting.replace(0, 2048, 2048, 'z');
+    done(fabricast_agent_put_parts(here.get(), &part, 1, nullptr, &token));
+    done(fabricast_agent_wait(here.get(), token, FABRICAST_SECONDS(60), nullptr));
+    done(fabricast_agent_cancel(here.get(), token, nullptr));
+    done(fabricast_memory_read(target.get(), 0, &arrived[0], arrived.size()));
+    if (arrived != greeting)
+        throw std::runtime_error("the halves are wrong");
 }
 
 void run()
