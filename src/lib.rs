@@ -62,6 +62,10 @@ struct FirstRing;
 struct UseEndpoints;
 
 #[cfg(doctest)]
+#[doc = include_str!("../docs/how-to/move-memory.md")]
+struct MoveMemory;
+
+#[cfg(doctest)]
 #[doc = include_str!("../docs/how-to/share-a-buffer.md")]
 struct ShareABuffer;
 

@@ -703,9 +703,24 @@ Code cuThreadExchangeStreamCaptureMode(unsigned *mode) {
     return OK;
 }
 
-Code cuStreamIsCapturing(void *stream, unsigned *is_capturing) {
+/* The stream that is being captured into a graph, if any: one at a time. */
+static void *captured;
+
+Code cuStreamBeginCapture_v2(void *stream, int mode) {
+    (void)mode;
+    __atomic_store_n(&captured, stream, __ATOMIC_SEQ_CST);
+    return OK;
+}
+
+Code cuStreamEndCapture(void *stream, void **graph) {
     (void)stream;
-    *is_capturing = 0;
+    *graph = NULL;
+    __atomic_store_n(&captured, NULL, __ATOMIC_SEQ_CST);
+    return OK;
+}
+
+Code cuStreamIsCapturing(void *stream, unsigned *is_capturing) {
+    *is_capturing = stream != NULL && stream == __atomic_load_n(&captured, __ATOMIC_SEQ_CST);
     return OK;
 }
 

@@ -1,11 +1,12 @@
 //! The module `fabricast._native`: what the package `fabricast` for Python is made of.
 //!
 //! Modules, each importing only those before it: `data_type`, `layout`, `failure`, `waits`,
-//! `exclusive`, `closable`, `array`, `streams`, `release`, `kept`, `memory`, `torch_allocator`,
+//! `exclusive`, `closable`, `array`, `streams`, `caller_stream`, `release`, `kept`, `memory`, `torch_allocator`,
 //! `shared`, `agent`, `publisher`, `subscriber`, `topic`, `node`, `group`, `information`, `log`.
 
 mod agent;
 mod array;
+mod caller_stream;
 mod closable;
 mod data_type;
 mod exclusive;
@@ -31,7 +32,7 @@ mod waits;
 mod _native {
     #[pymodule_export]
     use super::agent::{
-        PyAgent, PyAgentEvent, PyOperation, PyRegion, PyRoute, PyStrided, card_info,
+        PyAgent, PyAgentEvent, PyOperation, PyPrepared, PyRegion, PyRoute, PyStrided, card_info,
     };
     #[pymodule_export]
     use super::array::Array;

@@ -60,8 +60,9 @@ pub(crate) fn last_use(device: DeviceName, streams: &UsingStreams) -> Option<(Po
     Some((point, stream))
 }
 
-fn adopt(device: DeviceName, handle: u64) -> Result<Stream> {
-    // SAFETY: a consumer of DLPack passed its stream: it is of this device, and lives as long as
-    // the framework that made it.
+/// Adopts a stream that a caller passed.
+pub(crate) fn adopt(device: DeviceName, handle: u64) -> Result<Stream> {
+    // SAFETY: a consumer of DLPack, or the caller of a transfer, passed its stream: it is of this
+    // device, and lives as long as the framework that made it.
     Ok(unsafe { Device::open(device)?.adopt_stream(handle) }?)
 }

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import multiprocessing
 import time
+from types import SimpleNamespace
 
 import fabricast
 import pytest
@@ -213,6 +214,67 @@ def test_agents_move_memory_of_devices(tmp_path):
             return
         one.put(route).wait()
         assert numpy.array_equal(on_host(inbox), on_host(outbox))
+
+
+class CudaStream:
+    """A stream of the driver, as PyTorch and other libraries show theirs."""
+
+    def __init__(self, index):
+        self.device = SimpleNamespace(index=index)
+        context, handle = ctypes.c_void_p(), ctypes.c_void_p()
+        assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), index) == 0
+        assert driver.cuCtxSetCurrent(context) == 0
+        assert driver.cuStreamCreate(ctypes.byref(handle), 1) == 0
+        self.handle = handle.value
+
+    def __cuda_stream__(self):
+        return 0, self.handle
+
+
+def test_transfers_follow_cuda_streams():
+    with fabricast.Agent("one") as one, fabricast.Agent("other") as other:
+        inbox, outbox = (fabricast.allocate((64,), "float32", device="cuda:0") for _ in range(2))
+        region = other.register(inbox, write=True, read=True)
+        route = one.join(one.connect(other.card), region.descriptor, one.register(outbox))
+        assert route.path == "same-process"
+        stream = CudaStream(0)
+        of_torch = SimpleNamespace(cuda_stream=stream.handle, device=stream.device)
+        prepared = one.prepare(route, [(0, 0, 128), (128, 128, 128)], "put")
+        for number, used in enumerate([stream, stream.handle, of_torch, 0, 1]):
+            on_host(outbox)[:] = number
+            on_host(inbox)[:] = -1
+            put = one.put(route, stream=used)
+            put.delay_stream(used)
+            assert put.wait() == 256 and (on_host(inbox) == number).all()
+            on_host(outbox)[:] = 50
+            assert one.submit(prepared, [1], stream=used).wait() == 128
+            assert on_host(inbox).tolist() == [number] * 32 + [50] * 32
+        with pytest.raises(errors.NotSupported, match="per-thread default stream"):
+            one.put(route, stream=2)
+        graph = ctypes.c_void_p()
+        assert driver.cuStreamBeginCapture_v2(ctypes.c_void_p(stream.handle), 2) == 0
+        for call in (
+            lambda: one.put(route, stream=stream),
+            lambda: one.get(route, stream=stream),
+            lambda: one.submit(prepared, stream=stream),
+            lambda: put.delay_stream(stream),
+        ):
+            with pytest.raises(errors.NotSupported, match="captured into a graph"):
+                call()
+        assert driver.cuStreamEndCapture(ctypes.c_void_p(stream.handle), ctypes.byref(graph)) == 0
+        assert one.put(route, stream=stream).wait() == 256
+
+
+def test_transfers_of_host_memory_follow_cuda_streams():
+    with fabricast.Agent("one") as one, fabricast.Agent("other") as other:
+        inbox, outbox = fabricast.allocate((64,)), fabricast.allocate((64,))
+        region = other.register(inbox, write=True)
+        route = one.join(one.connect(other.card), region.descriptor, one.register(outbox))
+        memoryview(outbox)[:] = bytes(range(64))
+        stream = CudaStream(1)
+        assert one.put(route, stream=stream).wait() == 64 and inbox.tobytes() == bytes(range(64))
+        with pytest.raises(errors.InvalidArgument, match="device of the stream is not known"):
+            one.put(route, stream=stream.handle)
 
 
 def test_foreign_addresses_are_refused():

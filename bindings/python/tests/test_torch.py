@@ -311,3 +311,16 @@ def test_devices_have_the_names_of_torch_too(device):
 def test_other_objects_are_no_tensors():
     with pytest.raises(errors.InvalidArgument, match="list is no tensor"):
         fabricast.torch.token([1])
+
+
+def test_requests_take_tensors():
+    with fabricast.Agent("here") as here, fabricast.Agent("there") as there:
+        source, target = torch.arange(64, dtype=torch.uint8), torch.zeros(64, dtype=torch.uint8)
+        region = there.register(target, write=True)
+        route = here.join(here.connect(there.card), region.descriptor, here.register(source))
+        blocks = torch.tensor([[0, 8, 8], [8, 0, 8], [16, 16, 8]])
+        put = here.prepare(route, blocks, "put")
+        assert here.submit(put, torch.tensor([0, 2], dtype=torch.int32)).wait() == 16
+        assert target[:24].tolist() == [*range(8, 16), *[0] * 8, *range(16, 24)]
+        with pytest.raises(errors.InvalidArgument, match="float32"):
+            here.submit(put, torch.tensor([0.0]))

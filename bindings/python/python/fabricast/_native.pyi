@@ -1,7 +1,7 @@
 from collections.abc import AsyncIterator, Iterator, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Protocol, Self, TypeAlias
 
 __version__: str
 
@@ -173,7 +173,16 @@ class Sample:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
-Blocks: TypeAlias = "Sequence[tuple[int, int, int]] | Strided"
+# Any: an array of integers of the shape (n, 3).
+Blocks: TypeAlias = "Sequence[tuple[int, int, int]] | Strided | Any"
+# Any: an array of int32, uint32, int64 or uint64.
+Indices: TypeAlias = "Sequence[int] | range | Any"
+
+class _CudaStream(Protocol):
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+# Any: a stream of PyTorch. An int is a handle of the driver.
+Stream: TypeAlias = "int | _CudaStream | Any"
 
 def allocate(shape: Sequence[int], dtype: Any | None = None, *, device: str = "host") -> Array: ...
 def share(
@@ -262,6 +271,13 @@ class Route:
 class Operation:
     def wait(self, *, timeout: float | None = 30.0) -> int: ...
     def done(self) -> bool: ...
+    def delay_stream(self, stream: Stream, *, timeout: float | None = 30.0) -> None: ...
+    def cancel(self) -> bool: ...
+
+class PreparedTransfer:
+    def __len__(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
 
 class Strided:
     @staticmethod
@@ -322,10 +338,37 @@ class Agent:
         self, peer: int, descriptor: bytes, region: Region, *, policy: str = "", timeout: float | None = 30.0
     ) -> Route: ...
     def put(
-        self, route: Route, blocks: Blocks | None = None, *, notice: tuple[int, bytes] | None = None
+        self,
+        route: Route,
+        blocks: Blocks | None = None,
+        *,
+        notice: tuple[int, bytes] | None = None,
+        stream: Stream | None = None,
     ) -> Operation: ...
     def get(
-        self, route: Route, blocks: Blocks | None = None, *, notice: tuple[int, bytes] | None = None
+        self,
+        route: Route,
+        blocks: Blocks | None = None,
+        *,
+        notice: tuple[int, bytes] | None = None,
+        stream: Stream | None = None,
+    ) -> Operation: ...
+    def put_parts(
+        self, parts: Sequence[tuple[Route, Blocks | None]], *, notice: tuple[int, bytes] | None = None
+    ) -> Operation: ...
+    def get_parts(
+        self, parts: Sequence[tuple[Route, Blocks | None]], *, notice: tuple[int, bytes] | None = None
+    ) -> Operation: ...
+    def prepare(
+        self, route: Route, blocks: Blocks | None, operation: Literal["put", "get"]
+    ) -> PreparedTransfer: ...
+    def submit(
+        self,
+        prepared: PreparedTransfer,
+        indices: Indices | None = None,
+        *,
+        notice: tuple[int, bytes] | None = None,
+        stream: Stream | None = None,
     ) -> Operation: ...
     def notify(self, peer: int, tag: int, data: bytes = b"", *, ordered: bool = False) -> Operation: ...
     def fence(self, peer: int) -> None: ...

@@ -289,6 +289,18 @@ impl Source {
         })
     }
 
+    /// The elements without gaps; None for memory of a device.
+    pub(crate) fn host_elements(&self) -> Option<Vec<u8>> {
+        if self.cuda_device.is_some() {
+            return None;
+        }
+        let mut elements = vec![0; self.length() as usize];
+        // SAFETY: this source has the type and the layout, in memory of the host; the vector has
+        // its length.
+        unsafe { self.host_bytes().copy(self.data_type, &self.layout, elements.as_mut_ptr()) };
+        Some(elements)
+    }
+
     /// The array's first element; for memory of the host.
     pub(crate) fn host_bytes(&self) -> HostBytes {
         HostBytes { address: self.address }
