@@ -188,7 +188,7 @@ fn invalid_value_in_a_file_is_reported_with_its_line() {
         ("[topic]\nlargest = \"12Q\"\n", "line 2: topic.largest = \"12Q\": not a number with"),
         ("[topic]\nlargest = 0\n", "1 to "),
         ("[topic]\nreliability = 'often'\n", "not reliable, drop-oldest or drop-newest"),
-        ("[topic]\nmemory = 'tape'\n", "host, cuda:0 or emulated:0"),
+        ("[topic]\nmemory = 'tape'\n", "host, cuda:0, emulated:0 or GPU-<UUID>"),
     ] {
         wrong(file, why);
     }
