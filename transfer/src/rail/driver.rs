@@ -207,11 +207,15 @@ impl Driver {
     }
 
     /// Closes sessions that are lost. Other messages that were not sent are retransmitted; but a
-    /// peer that the agent waits for is reported at once.
+    /// peer that the agent waits for is reported at once, unless a new connection may reach it.
     fn handle_send_events(&mut self) {
-        while let Some(SendEvent { session, is_lost, cause }) = self.io.next_send_event() {
-            let is_awaited = |link| self.initiator.is_awaited(link);
-            if is_lost || matches!(session, SessionKey::Link(link) if is_awaited(link)) {
+        while let Some(event) = self.io.next_send_event() {
+            let SendEvent { session, is_lost, is_connection_lost, cause } = event;
+            let fails = match session {
+                SessionKey::Link(link) => self.initiator.fails_to_connect(link, is_connection_lost),
+                _ => false,
+            };
+            if is_lost || fails {
                 self.end(session, CloseReason::Lost, &cause);
             } else if let Some((session, _)) = self.session(session) {
                 session.retransmit_soon();
@@ -415,6 +419,10 @@ mod test_access {
         /// Ends as if the provider had failed.
         pub(crate) fn fail(&mut self) {
             self.io.fail();
+        }
+
+        pub(in crate::rail) fn break_connection(&mut self, link: u32, cause: &str) {
+            self.io.break_connection(SessionKey::Link(link), cause);
         }
 
         /// Ends with a panic, and with another one during the cleanup.

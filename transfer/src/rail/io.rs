@@ -68,6 +68,8 @@ pub(super) struct SendEvent {
     pub(super) session: SessionKey,
     /// The peer violates a limit. Otherwise a message could not be sent, and may be again.
     pub(super) is_lost: bool,
+    /// The connection that carried the message has broken, perhaps one to an earlier process.
+    pub(super) is_connection_lost: bool,
     pub(super) cause: String,
 }
 
@@ -472,14 +474,17 @@ impl RailIo {
         if session != SessionKey::NoSession {
             self.drop_queued(session);
             let cause = cause.to_owned();
-            self.send_events.push_back(SendEvent { session, is_lost: true, cause });
+            let event = SendEvent { session, is_lost: true, is_connection_lost: false, cause };
+            self.send_events.push_back(event);
         }
     }
 
     fn send_failed(&mut self, to: SessionKey, error: &fabric::Error) {
         tracing::debug!(?to, %error, "sending a message failed");
         let cause = error.to_string();
-        self.send_events.push_back(SendEvent { session: to, is_lost: false, cause });
+        let is_connection_lost = error.kind() == fabric::ErrorKind::ConnectionLost;
+        let event = SendEvent { session: to, is_lost: false, is_connection_lost, cause };
+        self.send_events.push_back(event);
     }
 
     pub(super) fn drop_queued(&mut self, session: SessionKey) {
@@ -624,6 +629,14 @@ mod test_access {
         /// Acts as if the provider had failed.
         pub(in crate::rail) fn fail(&mut self) {
             self.failures = MAX_QUEUE_FAILURES;
+        }
+
+        /// Acts as if the connection had broken that carries the queued messages.
+        pub(in crate::rail) fn break_connection(&mut self, session: SessionKey, cause: &str) {
+            self.drop_queued(session);
+            let cause = cause.to_owned();
+            let event = SendEvent { session, is_lost: false, is_connection_lost: true, cause };
+            self.send_events.push_back(event);
         }
 
         pub(in crate::rail) fn known_peers(&self) -> usize {

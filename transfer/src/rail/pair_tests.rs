@@ -212,3 +212,23 @@ fn connect_extends_the_deadline_of_a_running_attempt() {
     pair.initiator.driver.connect(LINK, target, Duration::ZERO);
     assert!(until(&pair) >= end, "a shorter timeout changed the deadline");
 }
+
+/// A connection to an earlier process at the address breaks with the first message.
+#[test]
+fn broken_connection_is_replaced_once() {
+    const CAUSE: &str = "the connection broke";
+    let mut pair = Pair::new(LOST_AFTER);
+    let target = pair.target();
+    pair.initiator.driver.connect(LINK, target, END);
+    pair.initiator.driver.break_connection(LINK, CAUSE);
+    pair.until("the link is not up", |pair| pair.ups() == 1);
+    assert_eq!(pair.downs(), 0);
+
+    let mut pair = Pair::new(LOST_AFTER);
+    let target = pair.target();
+    pair.initiator.driver.connect(LINK, target, END);
+    (0..2).for_each(|_| pair.initiator.driver.break_connection(LINK, CAUSE));
+    pair.initiator.poll_once();
+    let is_told = |event: &RailEvent| matches!(event, RailEvent::Down { error, .. } if error.to_string().contains(CAUSE));
+    assert_eq!(pair.initiator.count(is_told), 1);
+}

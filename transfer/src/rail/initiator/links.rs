@@ -155,6 +155,7 @@ impl InitiatorRole {
                 tcp_probe: TcpProbe::NotStarted,
             },
             has_waiter,
+            is_retried: false,
             pending_opens: HashMap::new(),
             reopening: VecDeque::new(),
             withdrawn: HashSet::new(),

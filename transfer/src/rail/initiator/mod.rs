@@ -83,6 +83,8 @@ struct Link {
     state: LinkState,
     /// The agent waits for it.
     has_waiter: bool,
+    /// A connection broke, and the message was sent again.
+    is_retried: bool,
     pending_opens: HashMap<u64, PendingOpen>,
     /// Regions that are still to be opened again.
     reopening: VecDeque<u64>,
@@ -179,9 +181,17 @@ impl InitiatorRole {
         })
     }
 
-    /// Does the agent wait for the answer of this link?
-    pub(super) fn is_awaited(&self, link: u32) -> bool {
-        self.links.get(&link).is_some_and(Link::has_waiter)
+    /// A message was not sent: does the agent's request to connect fail? A connection to an earlier
+    /// process at this address breaks with the first message, and the next one uses another: only
+    /// the second loss is a failure.
+    pub(super) fn fails_to_connect(&mut self, link: u32, is_connection_lost: bool) -> bool {
+        let Some(link) = self.links.get_mut(&link) else { return false };
+        let is_retried = is_connection_lost && !link.is_retried;
+        link.is_retried |= is_connection_lost;
+        if is_retried && let LinkState::Connecting { next_hello, .. } = &mut link.state {
+            *next_hello = Instant::now();
+        }
+        link.has_waiter() && !is_retried
     }
 
     pub(super) fn end_link(
