@@ -12,7 +12,7 @@ use fabric::{Domain, MemoryRegion, Waker};
 use threads::lock;
 
 use super::initiator::InitiatorRole;
-use super::io::{BUSY_PAUSE, RailIo, Received, SendEvent};
+use super::io::{BUSY_PAUSE, RailIo, Received, SendEvent, SendLoss};
 use super::message::{Frame, Message, ReceiverRole};
 use super::release_worker::ReleaseWorker;
 use super::session::{CHECK_INTERVAL, CloseReason, Session, SessionKey};
@@ -210,12 +210,13 @@ impl Driver {
     /// peer that the agent waits for is reported at once, unless a new connection may reach it.
     fn handle_send_events(&mut self) {
         while let Some(event) = self.io.next_send_event() {
-            let SendEvent { session, is_lost, is_connection_lost, cause } = event;
+            let SendEvent { session, loss, cause } = event;
             let fails = match session {
-                SessionKey::Link(link) => self.initiator.fails_to_connect(link, is_connection_lost),
+                _ if loss == SendLoss::Session => true,
+                SessionKey::Link(link) => self.initiator.fails_to_connect(link, loss),
                 _ => false,
             };
-            if is_lost || fails {
+            if fails {
                 self.end(session, CloseReason::Lost, &cause);
             } else if let Some((session, _)) = self.session(session) {
                 session.retransmit_soon();

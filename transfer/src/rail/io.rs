@@ -62,14 +62,22 @@ pub(super) enum Received {
     Nothing,
 }
 
-/// A session that cannot be sent to.
+/// What is lost with a message that was not sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SendLoss {
+    /// The message, which may be sent again.
+    Message,
+    /// The connection that carried it, perhaps one to an earlier process at the address.
+    Connection,
+    /// The session: the peer violates a limit.
+    Session,
+}
+
+/// A message of a session that was not sent.
 #[derive(Debug)]
 pub(super) struct SendEvent {
     pub(super) session: SessionKey,
-    /// The peer violates a limit. Otherwise a message could not be sent, and may be again.
-    pub(super) is_lost: bool,
-    /// The connection that carried the message has broken, perhaps one to an earlier process.
-    pub(super) is_connection_lost: bool,
+    pub(super) loss: SendLoss,
     pub(super) cause: String,
 }
 
@@ -466,7 +474,9 @@ impl RailIo {
 
     /// Has sending found that the session is lost?
     pub(super) fn is_lost(&self, session: SessionKey) -> bool {
-        self.send_events.iter().any(|event| event.is_lost && event.session == session)
+        self.send_events
+            .iter()
+            .any(|event| event.loss == SendLoss::Session && event.session == session)
     }
 
     /// Sends nothing more in a session whose peer violates a limit.
@@ -474,7 +484,7 @@ impl RailIo {
         if session != SessionKey::NoSession {
             self.drop_queued(session);
             let cause = cause.to_owned();
-            let event = SendEvent { session, is_lost: true, is_connection_lost: false, cause };
+            let event = SendEvent { session, loss: SendLoss::Session, cause };
             self.send_events.push_back(event);
         }
     }
@@ -483,7 +493,8 @@ impl RailIo {
         tracing::debug!(?to, %error, "sending a message failed");
         let cause = error.to_string();
         let is_connection_lost = error.kind() == fabric::ErrorKind::ConnectionLost;
-        let event = SendEvent { session: to, is_lost: false, is_connection_lost, cause };
+        let loss = if is_connection_lost { SendLoss::Connection } else { SendLoss::Message };
+        let event = SendEvent { session: to, loss, cause };
         self.send_events.push_back(event);
     }
 
@@ -635,7 +646,7 @@ mod test_access {
         pub(in crate::rail) fn break_connection(&mut self, session: SessionKey, cause: &str) {
             self.drop_queued(session);
             let cause = cause.to_owned();
-            let event = SendEvent { session, is_lost: false, is_connection_lost: true, cause };
+            let event = SendEvent { session, loss: SendLoss::Connection, cause };
             self.send_events.push_back(event);
         }
 

@@ -24,7 +24,7 @@ use self::notice_queue::NoticeQueue;
 use self::tcp_probe::TcpProbe;
 use self::transfers::ActiveTransfer;
 use super::LinkTarget;
-use super::io::RailIo;
+use super::io::{RailIo, SendLoss};
 use super::release_worker::ReleaseWorker;
 use super::session::{CloseReason, Session};
 use super::staging::Slot;
@@ -184,8 +184,9 @@ impl InitiatorRole {
     /// A message was not sent: does the agent's request to connect fail? A connection to an earlier
     /// process at this address breaks with the first message, and the next one uses another: only
     /// the second loss is a failure.
-    pub(super) fn fails_to_connect(&mut self, link: u32, is_connection_lost: bool) -> bool {
+    pub(super) fn fails_to_connect(&mut self, link: u32, loss: SendLoss) -> bool {
         let Some(link) = self.links.get_mut(&link) else { return false };
+        let is_connection_lost = loss == SendLoss::Connection;
         let is_retried = is_connection_lost && !link.is_retried;
         link.is_retried |= is_connection_lost;
         if is_retried && let LinkState::Connecting { next_hello, .. } = &mut link.state {
