@@ -76,6 +76,7 @@ struct State {
 /// let address = unsafe { pool.allocate(1 << 20, 0) }?;
 /// // … work on the stream uses it …
 /// unsafe { pool.free(address, 0) };
+/// // SAFETY: as above.
 /// assert_eq!(unsafe { pool.allocate(1 << 20, 0) }?, address);
 /// # Ok::<(), gpu::Error>(())
 /// ```

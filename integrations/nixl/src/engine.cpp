@@ -53,8 +53,6 @@ std::string label_of(const std::string &agent) {
     return label;
 }
 
-std::string quoted(const std::string &agent) { return "agent \"" + label_of(agent) + "\""; }
-
 /* Takes a flag of memory that nothing uses any more. */
 using Flag = std::shared_ptr<std::atomic<bool>>;
 void memory_is_released(void *flag) {
@@ -65,6 +63,8 @@ void memory_is_released(void *flag) {
 const char *text_or_null(const std::string &text) { return text.empty() ? nullptr : text.c_str(); }
 
 } // namespace
+
+std::string quoted(const std::string &agent) { return "agent \"" + label_of(agent) + "\""; }
 
 void report_exception(const char *operation, const char *cause) {
     log(Level::Error, std::string(operation) + " failed: " + cause);
@@ -89,7 +89,8 @@ Engine::Engine(const nixlBackendInitParams *parameters) : nixlBackendEngine(para
 
 void Engine::start(const nixlBackendInitParams &parameters) {
     settings_ = Settings::read(getCustomParams());
-    if (localAgent.size() > longest_name) throw std::invalid_argument("the name of the agent is too long");
+    if (localAgent.size() > longest_name) throw std::invalid_argument("the name of the agent has more than " + std::to_string(longest_name) +
+                                                                             " bytes. Use a shorter one");
     const std::string label = label_of(localAgent);
     fabricast_agent_options options;
     fabricast_agent_options_init(&options, sizeof options);
@@ -427,7 +428,7 @@ nixl_status_t Engine::genNotif(const std::string &agent, const std::string &mess
         const auto connection = find(agent);
         if (!connection) return NIXL_ERR_NOT_FOUND;
         if (message.size() > longest_message) {
-            log(Level::Error, "a notification has more than " + std::to_string(longest_message) + " bytes");
+            log(Level::Error, "a notification has more than " + std::to_string(longest_message) + " bytes. Shorten it");
             return NIXL_ERR_INVALID_PARAM;
         }
         nixl_status_t status = ensure_connected(*connection);

@@ -103,6 +103,9 @@ public:
     std::unordered_map<const LocalMemory *, std::shared_ptr<Route>> routes;
 };
 
+/* An agent in a message: its name, shortened and printable. */
+std::string quoted(const std::string &agent);
+
 /* A transfer, which can be posted repeatedly: a list of blocks for each route. */
 class Request final : public nixlBackendReqH {
 public:
@@ -115,6 +118,8 @@ public:
     std::shared_ptr<Connection> connection;
     std::vector<Blocks> lists;
     std::vector<Operation> in_flight;
+    /* Each operation carries a part of a notification. */
+    bool has_message = false;
     /* The first failure among the operations. */
     nixl_status_t failure = NIXL_SUCCESS;
     /* NIXL does not use it any more; it exists until its operations have completed. */

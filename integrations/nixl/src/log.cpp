@@ -29,8 +29,12 @@ bool is_logged(Level level) {
 void log(Level level, const std::string &text) {
     static const char *const names[] = {"DEBUG", "INFO", "WARN", "ERROR"};
     if (!is_logged(level)) return;
+    /* Text may contain what a peer sent: no control characters reach a terminal. */
+    std::string printable = text;
+    for (char &letter : printable)
+        if (static_cast<unsigned char>(letter) < ' ' || letter == 0x7f) letter = '?';
     /* One write, so that lines of several threads are not mixed. */
-    const std::string line = std::string("NIXL FABRICAST ") + names[static_cast<int>(level)] + ": " + text + "\n";
+    const std::string line = std::string("NIXL FABRICAST ") + names[static_cast<int>(level)] + ": " + printable + "\n";
     ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
     (void)written;
 }

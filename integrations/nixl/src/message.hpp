@@ -1,5 +1,5 @@
 /*
- * Messages of any length between agents, in notices of a few bytes.
+ * Messages of any length between agents, in notices of at most FABRICAST_MAX_NOTICE bytes.
  *
  * A message is cut into parts, each the data of one notice; the notice's tag says which part of
  * which message it is. A message is complete when all parts have arrived, in any order. So each of

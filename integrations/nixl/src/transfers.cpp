@@ -48,13 +48,13 @@ nixl_status_t Engine::find_route(RemoteMemory &remote, const LocalMemory &local,
     fabricast_route *handle = nullptr;
     if (fabricast_agent_join(agent_, connection.peer, local.region, remote.descriptor.data(),
                              remote.descriptor.size(), policy, settings_.timeout, &handle) != FABRICAST_OK)
-        return failed("joining memory of agent \"" + connection.agent + "\"");
+        return failed("joining memory of " + quoted(connection.agent));
     route = std::make_shared<Route>(handle);
     const char *path = "", *fallback = "";
     if (fabricast_route_path(handle, &path) == FABRICAST_OK &&
         fabricast_route_fallback(handle, &fallback) == FABRICAST_OK) {
         const std::string text = std::to_string(local.length) + " bytes here, " + std::to_string(remote.length) +
-                                 " bytes of agent \"" + connection.agent + "\": path " + path;
+                                 " bytes of " + quoted(connection.agent) + ": path " + path;
         if (*fallback)
             log(Level::Warn, text + ", because of: " + fallback);
         else
@@ -140,7 +140,7 @@ nixl_status_t Engine::post(nixl_xfer_op_t operation, Request &request, const std
     for (std::size_t index = 0; index < request.lists.size(); index++) {
         const Request::Blocks &list = request.lists[index];
         if (!list.route->handle()) {
-            log(Level::Error, "memory of a transfer was deregistered");
+            log(Level::Error, "memory of a transfer was deregistered. Register it, and create the transfer again");
             return NIXL_ERR_NOT_FOUND;
         }
         fabricast_notice notice = {sizeof notice, 0, nullptr, 0};
@@ -156,7 +156,7 @@ nixl_status_t Engine::post(nixl_xfer_op_t operation, Request &request, const std
         fabricast_token token = 0;
         if (move(agent_, list.route->handle(), list.blocks.data(), list.blocks.size(), message ? &notice : nullptr,
                  &token) != FABRICAST_OK)
-            return failed("a transfer with agent \"" + connection.agent + "\"");
+            return failed("a transfer with " + quoted(connection.agent));
         list.use->in_flight += 1;
         request.in_flight.push_back({token, list.use});
     }
@@ -170,12 +170,15 @@ nixl_status_t Engine::postXfer(const nixl_xfer_op_t &operation, const nixl_meta_
         auto *request = static_cast<Request *>(handle);
         if (!request) return NIXL_ERR_INVALID_PARAM;
         const bool has_message = options && options->hasNotif;
-        if (has_message && options->notifMsg.size() > longest_message) return invalid("its notification is too long");
+        if (has_message && options->notifMsg.size() > longest_message) 
+            return invalid("its notification has more than " + std::to_string(longest_message) + " bytes. Shorten it");
         const std::lock_guard<std::mutex> held(state_->lock);
         if (!request->in_flight.empty() && collect(*request) == NIXL_IN_PROG) return NIXL_ERR_REPOST_ACTIVE;
         request->failure = NIXL_SUCCESS;
         request->in_flight.reserve(request->lists.size());
+        request->has_message = has_message;
         const nixl_status_t status = post(operation, *request, has_message ? &options->notifMsg : nullptr);
+        if (status != NIXL_SUCCESS && has_message) request->connection->name_is_sent = false;
         /* After a failure, operations that were started continue. */
         return status == NIXL_SUCCESS ? collect(*request) : status;
     });
@@ -190,7 +193,7 @@ nixl_status_t Engine::checkXfer(nixlBackendReqH *handle) const {
     });
 }
 
-/* Operations cannot be cancelled. A request in flight continues, and deregistering its memory waits for it. */
+/* A request in flight is not cancelled: it continues, and deregistering its memory waits for it. */
 nixl_status_t Engine::releaseReqH(nixlBackendReqH *handle) const {
     return guarded("releaseReqH", [&] {
         auto *request = static_cast<Request *>(handle);
@@ -223,7 +226,9 @@ nixl_status_t Engine::collect(Request &request) const {
         if (status != FABRICAST_OK) operation.use->has_failed = true;
         request.in_flight.pop_back();
         if (status != FABRICAST_OK) {
-            const nixl_status_t failure = failed("a transfer with agent \"" + request.connection->agent + "\"");
+            /* The receiver would wait for its part: later messages are of another generation. */
+            if (request.has_message) request.connection->name_is_sent = false;
+            const nixl_status_t failure = failed("a transfer with " + quoted(request.connection->agent));
             if (request.failure == NIXL_SUCCESS) request.failure = failure;
         }
     }

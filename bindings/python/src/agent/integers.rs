@@ -45,7 +45,9 @@ impl Integers {
             (1, 64, 1) => {
                 let values = doubles(&bytes).into_iter().map(u64::from_ne_bytes).map(i64::try_from);
                 let values: std::result::Result<_, _> = values.collect();
-                values.map_err(|_| Failure::invalid(operation, "an integer above 2^63"))?
+                values.map_err(|_| {
+                    Failure::invalid(operation, "an integer of 2^63 or more is no index or offset")
+                })?
             }
             _ => {
                 let cause = format!(
