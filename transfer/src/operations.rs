@@ -178,6 +178,9 @@ impl Operations {
     /// The parts of an operation that are in flight.
     pub(super) fn parts_of(&self, of: Token) -> Vec<Token> {
         let mut parts = Vec::new();
+        if !self.wholes.contains_key(&of) {
+            return parts;
+        }
         for (slot, number) in self.slots.iter().zip(0..) {
             if let State::InFlight { whole: Some(whole), .. } = &slot.state
                 && *whole == of

@@ -1,8 +1,8 @@
 //! Lists of blocks that are copied several times.
 //!
 //! A request that is made again, such as that for the pages of a cache, is checked once, and its list
-//! for the kernel stays in memory that the device reads: the host starts a kernel, and writes
-//! nothing.
+//! for the kernel stays in memory that the device reads: the host starts kernels, and writes
+//! nothing for them.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -115,13 +115,12 @@ impl Stream {
         let operation = "copy prepared blocks";
         let inner = &*prepared.0;
         self.check_device_of(operation, inner)?;
-        let (below, ..) = inner.counts.split(CopyMethod::Best);
-        let mut by_engine = BlockCounts::default();
-        let large = || inner.blocks.iter().copied().filter(|block| block.length >= below.max(1));
-        large().for_each(|block| by_engine.count(&block));
-        // SAFETY: all blocks were checked when they were prepared.
-        unsafe {
-            self.copy_inside(&inner.to, &inner.from, large, by_engine, CopyMethod::CopyEngine)?;
+        let (below, _, by_engine) = inner.counts.split(CopyMethod::Best);
+        if by_engine {
+            let large = || inner.blocks.iter().copied().filter(|it| it.length >= below.max(1));
+            let (to, from, by) = (&inner.to, &inner.from, CopyMethod::CopyEngine);
+            // SAFETY: all blocks were checked when they were prepared.
+            unsafe { self.copy_inside(to, from, large, inner.counts, by)? };
         }
         for (list, count, bytes) in &inner.lists {
             self.begin(operation, &[&inner.to, &inner.from], Some(list), |raw| {

@@ -245,7 +245,11 @@ impl InitiatorSegment {
         loop {
             match self.queue.publish(&caller, entry_of(notice, self.sent), |_| {}) {
                 Err(QueueError::Full) => return Ok(false),
-                published => published.map(drop).map_err(failed(operation))?,
+                Err(error) => {
+                    self.give_up_notice();
+                    return Err(failed(operation)(error));
+                }
+                Ok(_) => {}
             }
             self.sent += ENTRY_BYTES;
             if self.sent >= notice.data().len() {

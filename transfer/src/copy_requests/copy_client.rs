@@ -586,8 +586,9 @@ impl Connection {
                 Reply::Refused(refused, refusal) if refused == self.last_pair => {
                     return Err(refusal.into_error(OPEN));
                 }
-                // Of a request that was given up.
-                Reply::Opened(_) | Reply::Refused(..) => {}
+                // Of a request that was given up: the service must not keep its memories.
+                Reply::Opened(late) => self.send(&Request::Close(late), &[], end)?,
+                Reply::Refused(..) => {}
                 Reply::Welcome => return Err(malformed(OPEN, "second welcome")),
             }
         }

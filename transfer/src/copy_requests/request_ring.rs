@@ -139,7 +139,9 @@ impl ServiceRing {
         if posted == self.taken {
             return Ok(None);
         }
-        if posted.wrapping_sub(self.finished) > DEPTH as u64 {
+        // A smaller word than before would repeat requests without end.
+        let in_progress = self.taken - self.finished;
+        if posted.wrapping_sub(self.taken) > DEPTH as u64 - in_progress {
             return Err(malformed(OPERATION, format!("{posted} requests posted")));
         }
         let number = self.taken;
@@ -167,7 +169,8 @@ impl ServiceRing {
         std::array::from_fn(|word| self.words.load(at + word, Relaxed))
     }
 
-    /// The service ends. No copy is in flight any more.
+    /// The client is not served any more: the service ends, or has disconnected it. No copy of it is in
+    /// flight.
     pub(crate) fn end(&self) {
         self.words.store(ENDED_WORD, 1, Release);
     }
@@ -327,6 +330,19 @@ mod tests {
                     assert!(error.to_string().contains("the region was withdrawn"), "{error}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn requests_that_were_taken_are_not_taken_again() {
+        for posted in 0..3 {
+            let (mut service, mut client) = rings();
+            for _ in 0..3 {
+                client.post(1, Operation::Put, &blocks(1, 0));
+            }
+            (0..3).for_each(|_| drop(service.take().unwrap().unwrap()));
+            client.words.store(POSTED_WORD, posted, Release);
+            assert_eq!(service.take().unwrap_err().kind(), ErrorKind::Malformed, "{posted}");
         }
     }
 

@@ -207,7 +207,9 @@ impl Client {
     /// The client has disconnected: all its pairs end.
     pub(super) fn leave(&self) {
         self.has_left.store(true, Ordering::Release);
-        lock(&self.pairs).clear();
+        // Unmapping may take a while.
+        let pairs = std::mem::take(&mut *lock(&self.pairs));
+        drop(pairs);
     }
 
     /// Adds an open pair. False if the client has left, or has too many or this one already.
@@ -242,7 +244,11 @@ impl Client {
                 ended.push(std::mem::replace(state, PairState::Ended(kind, cause)));
             }
         }
-        !pairs.is_empty()
+        let has_pairs = !pairs.is_empty();
+        drop(pairs);
+        // Unmapping may take a while.
+        drop(ended);
+        has_pairs
     }
 
     /// Memory that the client offered before, if a pair still uses it.

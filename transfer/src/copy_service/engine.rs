@@ -163,7 +163,14 @@ impl Engine {
                 !has_ended
             });
         }
-        self.clients.retain(|_, it| !(it.client.has_left() && it.active.is_empty()));
+        self.clients.retain(|_, it| {
+            let is_over = it.client.has_left() && it.active.is_empty();
+            if is_over {
+                // The process may live, and wait for requests that nobody serves any more.
+                it.client.end();
+            }
+            !is_over
+        });
         true
     }
 
@@ -309,6 +316,7 @@ impl Engine {
         if !connected.client.has_left() {
             self.report(client, request, active.failure.map_or(Ok(()), Err));
         } else if connected.active.is_empty() {
+            connected.client.end();
             self.clients.remove(&client);
         }
     }

@@ -138,6 +138,9 @@ impl Requests {
         let replies = channel.try_clone().during(ADMIT)?;
         let client = Arc::new(Client::new(number, label, replies, doorbell, ring, listener));
         shared.clients().add(Arc::clone(&client));
+        if shared.is_over() {
+            client.end();
+        }
         shared.wake();
         Ok(ConnectedClient { client, offer: None })
     }

@@ -93,7 +93,9 @@ impl Owner {
                 return Ok(MappedRegion::Host(buffer));
             }
             let buffer = exchange.map_host(region, end)?;
-            lock(&self.mapped_hosts).insert(key, buffer.downgrade());
+            let mut mapped = lock(&self.mapped_hosts);
+            mapped.retain(|_, buffer| buffer.upgrade().is_some());
+            mapped.insert(key, buffer.downgrade());
             return Ok(MappedRegion::Host(buffer));
         }
         let key = (region.number, device.name());

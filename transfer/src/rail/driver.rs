@@ -213,7 +213,7 @@ impl Driver {
             let SendEvent { session, loss, cause } = event;
             let fails = match session {
                 _ if loss == SendLoss::Session => true,
-                SessionKey::Link(link) => self.initiator.fails_to_connect(link, loss),
+                SessionKey::Link(link) => self.initiator.note_send_loss(link, loss),
                 _ => false,
             };
             if fails {

@@ -181,18 +181,18 @@ impl InitiatorRole {
         })
     }
 
-    /// A message was not sent: does the agent's request to connect fail? A connection to an earlier
+    /// Notes that a message was not sent. True if the agent's request to connect fails. A connection to an earlier
     /// process at this address breaks with the first message, and the next one uses another: only
     /// the second loss is a failure.
-    pub(super) fn fails_to_connect(&mut self, link: u32, loss: SendLoss) -> bool {
+    pub(super) fn note_send_loss(&mut self, link: u32, loss: SendLoss) -> bool {
         let Some(link) = self.links.get_mut(&link) else { return false };
         let is_connection_lost = loss == SendLoss::Connection;
-        let is_retried = is_connection_lost && !link.is_retried;
+        let may_retry = is_connection_lost && !link.is_retried;
         link.is_retried |= is_connection_lost;
-        if is_retried && let LinkState::Connecting { next_hello, .. } = &mut link.state {
+        if may_retry && let LinkState::Connecting { next_hello, .. } = &mut link.state {
             *next_hello = Instant::now();
         }
-        link.has_waiter() && !is_retried
+        link.has_waiter() && !may_retry
     }
 
     pub(super) fn end_link(
