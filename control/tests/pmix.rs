@@ -82,15 +82,18 @@ fn measure() {
     children::say(&format!("rank {}: {connected:.1} ms, {}", job.rank(), times.join(", ")));
 }
 
-/// Rank 3 does not connect, or does not call: the others say it.
+/// Rank 3 does not connect, or does not call: the others say it. It fails if the launcher does not
+/// end it, which mpirun 4.1 seldom forgets when three ranks fail at once.
 fn miss(what: &str) {
     if what == "connect" && std::env::var("PMIX_RANK").as_deref() == Ok("3") {
-        std::thread::sleep(2 * LONGEST_JOB);
+        std::thread::sleep(LONGEST_JOB / 4);
+        std::process::exit(1);
     }
     let mut job = connect_by_pmix(LONG).unwrap();
     gather_unless(what == "connect", &mut *job);
     if job.rank() == 3 {
-        std::thread::sleep(2 * LONGEST_JOB);
+        std::thread::sleep(LONGEST_JOB / 4);
+        std::process::exit(1);
     }
     let begin = Instant::now();
     let error = job.all_gather(b"card", SHORT).unwrap_err();
