@@ -50,6 +50,11 @@ impl Point {
         &*self.event
     }
 
+    /// Does it use this event?
+    pub(crate) fn uses(&self, event: &Arc<dyn EventDriver>) -> bool {
+        Arc::ptr_eq(&self.event, event)
+    }
+
     /// Are all operations before it done? Does not wait.
     ///
     /// # Errors

@@ -387,6 +387,36 @@ impl Stream {
         Ok(Point::new(self.device.clone(), event))
     }
 
+    /// Are all operations before this point of the stream done? Then the memory that they used is
+    /// released, which otherwise happens with the next point or [`synchronize`](Self::synchronize).
+    /// Does not wait.
+    ///
+    /// ```
+    /// # let device = gpu::Device::open("emulated:0".parse()?)?;
+    /// # let (from, to) = (device.allocate(4096)?, device.allocate(4096)?);
+    /// let stream = device.stream()?;
+    /// stream.copy(&to.whole(), &from.whole())?;
+    /// let copied = stream.point()?;
+    /// while !stream.release_if_done(&copied)? {} // … or do other work
+    /// drop((from, to)); // frees both
+    /// # Ok::<(), gpu::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If one of the operations failed: its memory is kept.
+    pub fn release_if_done(&self, point: &Point) -> Result<bool> {
+        if !point.is_done()? {
+            return Ok(false);
+        }
+        let mut in_flight = lock(&self.in_flight);
+        let mut before = in_flight.marked.iter();
+        if let Some(at) = before.position(|(event, _)| point.uses(event)) {
+            let count = in_flight.marked.drain(..=at).map(|(_, retained)| retained).sum();
+            self.release_first(count, in_flight);
+        }
+        Ok(true)
+    }
+
     fn raw(&self) -> &dyn StreamDriver {
         // Only the drop takes it.
         self.raw.as_deref().unwrap_or_else(|| unreachable!("a stream in use"))
@@ -476,8 +506,8 @@ impl Stream {
         Ok(event)
     }
 
-    /// Releases the memory of finished operations, after the lock was released: owners of
-    /// memory may run any code. Memory of failed operations is kept, because the device may
+    /// Releases the memory of finished operations, without the lock: owners of memory may run any
+    /// code. Memory of failed operations is kept, because the device may
     /// still access it.
     fn sweep(&self, driver: &dyn DeviceDriver, mut in_flight: MutexGuard<'_, InFlight>) {
         let is_done = |event: &_| matches!(driver.is_event_done(event), Ok(true));
@@ -490,6 +520,11 @@ impl Stream {
             self.device.try_free_deferred();
             return;
         }
+        self.release_first(count, in_flight);
+    }
+
+    /// Releases this many references, the oldest ones, after the lock was released.
+    fn release_first(&self, count: usize, mut in_flight: MutexGuard<'_, InFlight>) {
         let mut done = std::mem::take(&mut in_flight.spare);
         done.extend(in_flight.retained.drain(..count));
         if in_flight.retained.is_empty() {
@@ -796,7 +831,7 @@ mod tests {
             stream.copy(&to.whole(), &from.whole()).unwrap();
             let point = stream.point().unwrap();
             stream.synchronize(DEFAULT_TIMEOUT).unwrap();
-            assert!(point.is_done().unwrap());
+            assert!(stream.release_if_done(&point).unwrap());
         }
         let in_flight = lock(&stream.in_flight);
         assert!(in_flight.events.len() <= 3, "{} events", in_flight.events.len());

@@ -51,7 +51,8 @@ impl<T> StreamCopies<T> {
         self.in_flight.push_back(InFlightCopy { context, point, since: Instant::now(), failure });
     }
 
-    /// The next completed copy: its context, when it was started, and its outcome.
+    /// The next completed copy: its context, when it was started, and its outcome. Its memory is
+    /// released.
     #[inline]
     pub(crate) fn next_done(&mut self) -> Option<(T, Instant, Result<()>)> {
         self.in_flight.front()?;
@@ -78,10 +79,10 @@ impl<T> StreamCopies<T> {
     #[inline]
     fn is_first_done(&mut self) -> gpu::Result<bool> {
         if let Some(point) = self.in_flight.iter().find_map(|in_flight| in_flight.point.as_ref()) {
-            return point.is_done();
+            return self.stream.release_if_done(point);
         }
         let point = self.stream.point()?;
-        let is_done = point.is_done();
+        let is_done = self.stream.release_if_done(&point);
         if let Some(last) = self.in_flight.back_mut() {
             last.point = Some(point);
         }

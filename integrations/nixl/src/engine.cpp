@@ -24,8 +24,8 @@ constexpr std::size_t shortest_notice = 16;
 constexpr fabricast_timeout end_timeout = FABRICAST_SECONDS(2);
 /* How often the thread of the backend makes progress for transfers that no thread asks for. */
 constexpr fabricast_timeout event_timeout = FABRICAST_MILLISECONDS(20);
-/* How long deregistering waits for peers that still map the memory, without copying. */
-constexpr std::chrono::milliseconds unmap_timeout{20};
+/* How long deregistering waits for peers that have a route to it, without copying. */
+constexpr std::chrono::milliseconds route_timeout{20};
 constexpr std::chrono::microseconds pause_between_looks{100};
 /* Events that a call handles before it returns. */
 constexpr int most_events = 4096;
@@ -324,17 +324,18 @@ nixl_status_t Engine::release(LocalMemory &memory) {
     fabricast_region_close(memory.region);
     if (fabricast_memory_close(memory.memory, FABRICAST_NOW) != FABRICAST_OK) result = failed(operation);
     if (result != NIXL_SUCCESS) return result;
-    /* Registrations and mappings should end before it is freed, and must after a failure. */
+    /* Devices and fabrics should have unregistered it before it is freed, and must after a failure. */
     const bool must_end = memory.use->has_failed;
-    const auto until = must_end ? end : std::min(end, Clock::now() + unmap_timeout);
+    const auto until = must_end ? end : std::min(end, Clock::now() + route_timeout);
     while (!memory.is_released->load()) {
         if (Clock::now() < until) {
+            fabricast_agent_progress(agent_, nullptr);
             std::this_thread::sleep_for(pause_between_looks);
         } else if (must_end) {
             log(Level::Error, operation + " failed: operations that failed may still access it. Keep it allocated");
             return NIXL_ERR_BACKEND;
         } else {
-            log(Level::Info, operation + ": another agent has still mapped it. It can be freed");
+            log(Level::Info, operation + ": another agent still has a route to it. It can be freed");
             break;
         }
     }

@@ -18,3 +18,4 @@ def test_memory_of_devices_is_transferred_by_cuda_ipc():
     paths = [line.rsplit("path ", 1)[1] for line in run.stderr.splitlines() if "NIXL FABRICAST" in line and "path " in line]
     # VRAM to VRAM, DRAM to VRAM, VRAM to DRAM of another process, DRAM to DRAM.
     assert paths == ["cuda-ipc", "cuda-ipc", "host-staged", "host-staged"], run.stderr
+    assert "still has a route" not in run.stderr

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpu::Device;
-use transfer::path::{Path, Policy};
+use gpu::{Block, Device};
+use transfer::path::{Operation, Path, Policy};
 use transfer::{Agent, AgentOptions, HostBuffer, Rights};
 
 use crate::common::{TIMEOUT, alone};
-use crate::fixture::with_rails;
+use crate::fixture::{AgentFixture, blocks_of, with_rails};
 use crate::rails::tcp;
 
 const LENGTH: usize = 1 << 20;
@@ -91,6 +91,56 @@ fn owner_of_memory_is_dropped_with_its_last_use() {
         }
         memory.fill(0);
     }
+}
+
+/// A caller that frees memory after a withdrawal and the drop of its handles needs no later call.
+#[test]
+#[allow(unsafe_code)]
+fn withdrawn_memory_is_released_without_another_call() {
+    let _alone = alone();
+    let mut fixture = AgentFixture::open_with_rails(tcp(), 1);
+    let role = format!("shared by {} 1: shared", tcp());
+    let peer = fixture.peer_process(&role, &[]);
+    let mut memory = vec![5_u8; LENGTH];
+    for policy in ["=cuda-ipc", "=host-staged", "=fabric-staged"] {
+        for is_one_block in [true, false] {
+            let owner = Arc::new(());
+            let weak = Arc::downgrade(&owner);
+            // SAFETY: the vector is used by nothing else before the owner is dropped.
+            let buffer = unsafe { HostBuffer::adopt(memory.as_mut_ptr(), LENGTH, owner) }.unwrap();
+            let agent = &mut fixture.agent;
+            let local = agent.register(&buffer, Rights::ALL).unwrap();
+            let policy: Policy = policy.parse().unwrap();
+            let joined = agent.join(peer.peer, &local, &peer.descriptor, &policy, TIMEOUT);
+            let route = joined.unwrap();
+            let path = route.path();
+            let length = LENGTH as u64;
+            let blocks = match is_one_block {
+                true => vec![Block { to: 0, from: 0, length }],
+                false => blocks_of(16 << 10).into_iter().filter(|it| it.to < length).collect(),
+            };
+            for operation in [Operation::Put, Operation::Get] {
+                let token = match operation {
+                    Operation::Put => agent.put(&route, &blocks, None),
+                    Operation::Get => agent.get(&route, &blocks, None),
+                }
+                .unwrap();
+                loop {
+                    match agent.test(token) {
+                        Some(outcome) => break assert!(outcome.is_ok()),
+                        None => std::thread::yield_now(),
+                    }
+                }
+            }
+            drop(route);
+            agent.withdraw(&local, TIMEOUT).unwrap();
+            drop((local, buffer));
+            let users = weak.strong_count();
+            assert_eq!(users, 0, "{path}, one block: {is_one_block}");
+            memory.fill(0);
+        }
+    }
+    fixture.end(peer);
 }
 
 #[test]
