@@ -43,6 +43,10 @@ impl Agent {
         let no_link = || Error::new(OPEN, ErrorKind::Malformed, "the peer sent no staging memory");
         let session = self.peers.get(peer, OPEN)?.local_session_mut().ok_or_else(no_link)?;
         if let Some(files) = files {
+            if session.staging().is_some() {
+                let detail = "the peer sent staging memory again";
+                return Err(Error::new(OPEN, ErrorKind::Malformed, detail));
+            }
             session.set_staging(Arc::new(StagingLink::open(files)?));
         }
         let link = session.staging().map(Arc::clone).ok_or_else(no_link)?;

@@ -13,7 +13,7 @@ use super::staged_copies::{StagedCopies, StagedMover};
 use super::staging_link::StagingLink;
 use super::staging_segment::{RegionRange, StagingDoorbell, StagingSegment};
 use super::staging_session::{StagingOwner, StagingSession};
-use super::staging_target::StagingTarget;
+use super::staging_target::{StagingFiles, StagingTarget};
 use crate::agent::{Agent, AgentOptions};
 use crate::error::{ErrorKind, Result};
 use crate::path::Operation;
@@ -69,12 +69,14 @@ impl Target {
     }
 
     fn session(&self) -> (Arc<StagingSession>, StagingLink) {
-        let owner = Arc::clone(&self.owner);
-        let (session, files) = self.staging.open_session(owner, "raw").unwrap();
-        for region in &lock(&self.owner.regions)[..2] {
-            session.open_region(region, &*self.owner).unwrap();
-        }
+        let (session, files) = self.open_session("raw").unwrap();
+        session.open_region(&lock(&self.owner.regions)[1], &*self.owner).unwrap();
         (session, StagingLink::open(files).unwrap())
+    }
+
+    fn open_session(&self, label: &str) -> Result<(Arc<StagingSession>, StagingFiles)> {
+        let first = Arc::clone(&lock(&self.owner.regions)[0]);
+        self.staging.open_session(self.owner.clone(), label, &first)
     }
 
     fn are_untouched(&self) -> bool {
@@ -188,13 +190,12 @@ fn garbage_of_one_initiator_does_not_stop_others() {
 fn sessions_beyond_the_maximum_are_refused_until_one_ends() {
     let target = Target::new();
     let mut sessions: Vec<_> = (0..128).map(|_| target.session()).collect();
-    let owner: Arc<dyn StagingOwner> = target.owner.clone();
-    let error = target.staging.open_session(Arc::clone(&owner), "more").unwrap_err();
+    let error = target.open_session("more").unwrap_err();
     assert!(error.to_string().contains("the maximum"), "{error}");
     sessions.pop().unwrap().0.leave();
     target.staging.wake();
     let end = Instant::now() + TIMEOUT;
-    while target.staging.open_session(Arc::clone(&owner), "more").is_err() {
+    while target.open_session("more").is_err() {
         assert!(Instant::now() < end, "no room");
         std::thread::sleep(Duration::from_millis(1));
     }

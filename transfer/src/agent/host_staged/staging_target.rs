@@ -12,6 +12,7 @@ use super::staging_link::STAGING_DESCRIPTORS;
 use super::staging_session::{StagingOwner, StagingSession};
 use super::staging_thread::{ThreadState, serve};
 use crate::error::{Error, ErrorKind, Result, failed};
+use crate::region::RegisteredRegion;
 use crate::remaining;
 
 const OPEN: &str = "open staging session";
@@ -38,16 +39,17 @@ enum ThreadSlot {
 }
 
 impl StagingTarget {
-    /// Creates the session of an initiator.
+    /// Creates the session of an initiator, with its first region: there is none if that is refused.
     pub(in crate::agent) fn open_session(
         &self,
         owner: Arc<dyn StagingOwner>,
         label: &str,
+        first: &RegisteredRegion,
     ) -> Result<(Arc<StagingSession>, StagingFiles)> {
         let mut thread = lock(&self.thread);
         if matches!(*thread, ThreadSlot::NotStarted) {
             let state = Arc::new(ThreadState::new(Arc::clone(&self.uses))?);
-            let of_thread = Arc::clone(&state);
+            let (of_thread, owner) = (Arc::clone(&state), Arc::clone(&owner));
             let handle = threads::spawn("fabricast-staging", move || serve(&*owner, &of_thread));
             *thread = ThreadSlot::Running(state, handle.map_err(failed(OPEN))?);
         }
@@ -62,6 +64,7 @@ impl StagingTarget {
             return Err(failed(OPEN)(detail));
         }
         let session = Arc::new(StagingSession::new(label)?);
+        session.open_region(first, &*owner)?;
         let [control, slots] = session.segment().export()?;
         let files = [control, slots, state.doorbell().export()?];
         state.add(Arc::clone(&session));

@@ -73,8 +73,8 @@ impl LocalInitiator {
     }
 
     /// Sets its session with the agent's own copies, once.
-    pub(super) fn set_staging(&self, session: Arc<StagingSession>) -> &Arc<StagingSession> {
-        self.staging.get_or_init(|| session)
+    pub(super) fn set_staging(&self, session: Arc<StagingSession>) {
+        self.staging.get_or_init(|| session);
     }
 
     /// Did it leave, and are the agent's own copies for it over?

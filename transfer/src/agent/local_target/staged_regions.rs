@@ -16,18 +16,14 @@ impl LocalTarget {
         initiator: &LocalInitiator,
         region: &RegisteredRegion,
     ) -> Result<Vec<OwnedFd>> {
-        let mut files = Vec::new();
-        let session = match initiator.staging() {
-            Some(session) => session,
-            None => {
-                let owner: Arc<dyn StagingOwner> = self.clone();
-                let (session, of_session) = self.staging.open_session(owner, initiator.label())?;
-                files.extend(of_session);
-                initiator.set_staging(session)
-            }
-        };
-        session.open_region(region, &**self)?;
-        Ok(files)
+        if let Some(session) = initiator.staging() {
+            session.open_region(region, &**self)?;
+            return Ok(Vec::new());
+        }
+        let owner: Arc<dyn StagingOwner> = self.clone();
+        let (session, files) = self.staging.open_session(owner, initiator.label(), region)?;
+        initiator.set_staging(session);
+        Ok(files.into())
     }
 }
 
