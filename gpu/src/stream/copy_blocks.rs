@@ -318,6 +318,11 @@ impl<I: Iterator<Item = Block>> Iterator for CheckedBlocks<'_, I> {
     }
 }
 
+/// Number of the pieces of a block.
+pub(super) fn pieces_of(block: Block) -> u64 {
+    block.length.div_ceil(MAX_PIECE)
+}
+
 /// Blocks cut into pieces, as entries of lists.
 pub(super) struct Pieces<I> {
     /// Without empty ones.
@@ -391,6 +396,8 @@ mod tests {
                 assert_eq!(at, length);
             }
             assert!(pieces.next().is_none());
+            let counts: Vec<_> = list.iter().map(|block| pieces_of(*block)).collect();
+            assert_eq!(counts, [0, 1, 1, 1, 1, 2, 3, 6]);
         }
     }
 

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::Stream;
-use super::copy_blocks::{Block, BlockCounts, CopyMethod, LIST_ENTRIES, Pieces};
+use super::copy_blocks::{Block, BlockCounts, CopyMethod, LIST_ENTRIES, Pieces, pieces_of};
 use crate::device_name::DeviceName;
 use crate::driver::{CopyEntry, PinnedBuffer};
 use crate::error::{ErrorKind, Result};
@@ -86,18 +86,16 @@ impl Stream {
         if by_kernel {
             let meant = blocks.iter().copied();
             let meant = meant.filter(|block| block.length > 0 && block.length < below);
+            let mut left: u64 = meant.clone().map(pieces_of).sum();
             let mut pieces = Pieces::new(meant, to.address(), from.address());
-            loop {
-                let length = LIST_ENTRIES * size_of::<CopyEntry>();
+            while left > 0 {
+                let entries = left.min(LIST_ENTRIES as u64) as usize;
+                let length = entries * size_of::<CopyEntry>();
                 let list: Arc<dyn PinnedBuffer> =
                     self.device().call(operation, |driver| driver.pinned_buffer(length))?.into();
-                let (count, bytes) = pieces.write(&*list, LIST_ENTRIES);
-                if count > 0 {
-                    lists.push((list, count, bytes));
-                }
-                if (count as usize) < LIST_ENTRIES {
-                    break;
-                }
+                let (count, bytes) = pieces.write(&*list, entries);
+                lists.push((list, count, bytes));
+                left -= entries as u64;
             }
         }
         let bytes = blocks.iter().map(|block| block.length).sum();

@@ -144,6 +144,7 @@ impl Agent {
         notice: Option<Notice>,
         stream: &Stream,
     ) -> Result<Token> {
+        check_fork(self.fork_generation, "submit transfer")?;
         let after = stream.point().during("submit transfer")?;
         self.submit_after_point(prepared, indices, Some(after), notice)
     }
