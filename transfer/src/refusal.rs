@@ -14,8 +14,8 @@ pub(crate) struct Refusal {
     pub(crate) cause: String,
 }
 
-/// The kinds of refusals by their codes.
-const KINDS: [ErrorKind; 10] = [
+/// The kinds of refusals and failures by their codes.
+const KINDS: [ErrorKind; 12] = [
     ErrorKind::Failed,
     ErrorKind::Malformed,
     ErrorKind::VersionMismatch,
@@ -26,19 +26,27 @@ const KINDS: [ErrorKind; 10] = [
     ErrorKind::TooMany,
     ErrorKind::Unknown,
     ErrorKind::NoPath,
+    ErrorKind::Closed,
+    ErrorKind::NoPeerAccess,
 ];
+
+/// The code of a kind; any other kind is sent as a failure.
+pub(crate) fn code_of(kind: ErrorKind) -> u8 {
+    KINDS.iter().position(|known| *known == kind).unwrap_or_default() as u8
+}
+
+/// The kind with this code, if there is one.
+pub(crate) fn kind_of(code: u8) -> Option<ErrorKind> {
+    KINDS.get(usize::from(code)).copied()
+}
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
 fn write_kind<S: Serializer>(kind: &ErrorKind, serializer: S) -> Result<S::Ok, S::Error> {
-    // Any other kind is sent as a failure.
-    let code = KINDS.iter().position(|known| known == kind).unwrap_or_default();
-    serializer.serialize_u8(code as u8)
+    serializer.serialize_u8(code_of(*kind))
 }
 
 fn read_kind<'de, D: Deserializer<'de>>(from: D) -> Result<ErrorKind, D::Error> {
-    let code = u8::deserialize(from)?;
-    let kind = KINDS.get(usize::from(code)).copied();
-    kind.ok_or_else(|| D::Error::custom("unknown kind of refusal"))
+    kind_of(u8::deserialize(from)?).ok_or_else(|| D::Error::custom("unknown kind of refusal"))
 }
 
 impl Refusal {

@@ -112,6 +112,11 @@ impl LocalSession {
     /// Why no operation can start with it, or with a region, as of now.
     pub(super) fn obstacle(&mut self, region: Option<u64>) -> Option<(ErrorKind, &'static str)> {
         self.refresh();
+        self.known_obstacle(region)
+    }
+
+    /// Why no operation can start with it, or with a region, as of the last [`refresh`](Self::refresh).
+    pub(super) fn known_obstacle(&self, region: Option<u64>) -> Option<(ErrorKind, &'static str)> {
         if let Some(cause) = self.closed_cause() {
             return Some((ErrorKind::Closed, cause));
         }

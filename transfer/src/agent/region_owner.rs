@@ -67,9 +67,20 @@ impl RegionOwnerSession {
         self.0.channel().map(RegionChannel).ok_or_else(closed)
     }
 
-    /// Why nothing can be copied to or from a region any more, if so.
-    pub(crate) fn obstacle(&mut self, region: Option<u64>) -> Option<(ErrorKind, &'static str)> {
-        self.0.obstacle(region)
+    /// Why nothing can be copied any more, if so.
+    pub(crate) fn obstacle(&mut self) -> Option<(ErrorKind, &'static str)> {
+        self.0.obstacle(None)
+    }
+
+    /// Checks the owner's process and the connection to it.
+    pub(crate) fn refresh(&mut self) {
+        self.0.refresh();
+    }
+
+    /// Why nothing can be copied to or from a region any more, as of the last
+    /// [`refresh`](Self::refresh).
+    pub(crate) fn known_obstacle(&self, region: u64) -> Option<(ErrorKind, &'static str)> {
+        self.0.known_obstacle(Some(region))
     }
 
     /// Announces a copy with a region to its owner.

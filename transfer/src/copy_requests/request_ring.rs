@@ -8,7 +8,8 @@
 //! word 64    entries of 16 words
 //!              client:  pair and operation, number of blocks, one block (to, from, length),
 //!                       first of several blocks
-//!              service: outcome (number of the request, code), text of an error
+//!              service: outcome (number of the request, 0 or the code of an error and 1 more),
+//!                       text of the error
 //! after it   blocks of three words, in a ring of their own
 //! ```
 //!
@@ -23,6 +24,7 @@ use ipc::{Doorbell, Layout, MappedWords, Segment, WordRange, Words};
 
 use crate::error::{Error, ErrorKind, Result, failed};
 use crate::path::Operation;
+use crate::refusal::{code_of, kind_of};
 use crate::wire::malformed;
 
 const LAYOUT: Layout = Layout::new("copy requests", 1);
@@ -43,18 +45,6 @@ const BLOCKS: usize = 1 << 16;
 pub(crate) const MAX_PART_BLOCKS: usize = BLOCKS / 4;
 const WORDS: usize = BLOCKS_WORD + BLOCKS * BLOCK_WORDS;
 const OPEN_RING: &str = "open ring of copy requests";
-
-/// The kinds of errors of outcomes, by their codes. The code 0 is success.
-const KINDS: [ErrorKind; 8] = [
-    ErrorKind::Failed,
-    ErrorKind::Stale,
-    ErrorKind::Closed,
-    ErrorKind::OutOfBounds,
-    ErrorKind::NotAllowed,
-    ErrorKind::Malformed,
-    ErrorKind::Unknown,
-    ErrorKind::NoPeerAccess,
-];
 
 /// A request that the service has copied out of shared memory. Nothing of it is checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,6 +98,9 @@ pub(crate) struct ServiceRing {
     /// Requests that were taken.
     taken: u64,
     finished: u64,
+    /// Blocks in the ring of blocks of each request that was taken and has no outcome.
+    blocks: [u32; DEPTH],
+    blocks_in_progress: usize,
 }
 
 impl ServiceRing {
@@ -115,7 +108,8 @@ impl ServiceRing {
         let segment = Segment::create(LAYOUT, WORDS * size_of::<u64>());
         let segment = segment.map_err(failed("accept client of the copy service"))?;
         segment.mark_ready();
-        Ok(Self { words: segment.words(), segment, taken: 0, finished: 0 })
+        let (words, blocks) = (segment.words(), [0; DEPTH]);
+        Ok(Self { words, segment, taken: 0, finished: 0, blocks, blocks_in_progress: 0 })
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -153,15 +147,21 @@ impl ServiceRing {
         };
         let blocks = match count {
             0 => vec![Block { to, from, length }],
-            1.. if count <= MAX_PART_BLOCKS as u64 => (0..count)
-                .map(|at| {
-                    let [to, from, length] = self.read(block_at(first.wrapping_add(at)));
-                    Block { to, from, length }
-                })
-                .collect(),
+            1.. if count <= MAX_PART_BLOCKS as u64
+                && self.blocks_in_progress + count as usize <= BLOCKS =>
+            {
+                (0..count)
+                    .map(|at| {
+                        let [to, from, length] = self.read(block_at(first.wrapping_add(at)));
+                        Block { to, from, length }
+                    })
+                    .collect()
+            }
             _ => return Err(malformed(OPERATION, format!("{count} blocks"))),
         };
         self.taken += 1;
+        self.blocks[(number % DEPTH as u64) as usize] = count as u32;
+        self.blocks_in_progress += count as usize;
         Ok(Some(PostedRequest { number, pair: route as u32, operation, blocks }))
     }
 
@@ -190,10 +190,11 @@ impl ServiceRing {
                 for (word, part) in bytes.as_chunks().0.iter().enumerate() {
                     self.words.store(at + 1 + word, u64::from_le_bytes(*part), Relaxed);
                 }
-                let code = KINDS.iter().position(|known| known == kind).unwrap_or_default();
-                code as u64 + 1
+                u64::from(code_of(*kind)) + 1
             }
         };
+        let blocks = std::mem::take(&mut self.blocks[(number % DEPTH as u64) as usize]);
+        self.blocks_in_progress -= blocks as usize;
         self.words.store(at, (number + 1) << 8 | code, Release);
         self.finished += 1;
         self.words.store(FINISHED_WORD, self.finished, Release);
@@ -278,7 +279,7 @@ impl ClientRing {
             return None;
         }
         self.finished += 1;
-        let code = (word & 0xff) as usize;
+        let code = word as u8;
         if code == 0 {
             return Some(Ok(()));
         }
@@ -286,7 +287,7 @@ impl ClientRing {
             .flat_map(|word| self.words.load(at + 1 + word, Relaxed).to_le_bytes())
             .take_while(|byte| *byte != 0)
             .collect();
-        let kind = KINDS.get(code - 1).copied().unwrap_or(ErrorKind::Failed);
+        let kind = kind_of(code - 1).unwrap_or(ErrorKind::Failed);
         Some(Err(Error::new(OPERATION, kind, String::from_utf8_lossy(&text))))
     }
 }
@@ -344,6 +345,19 @@ mod tests {
             client.words.store(POSTED_WORD, posted, Release);
             assert_eq!(service.take().unwrap_err().kind(), ErrorKind::Malformed, "{posted}");
         }
+    }
+
+    /// More than a client has room for: the service would keep copies of them.
+    #[test]
+    fn blocks_beyond_their_ring_are_refused() {
+        let (mut service, mut client) = rings();
+        for _ in 0..5 {
+            client.post(1, Operation::Put, &blocks(MAX_PART_BLOCKS as u64, 0));
+        }
+        (0..4).for_each(|_| drop(service.take().unwrap().unwrap()));
+        assert_eq!(service.take().unwrap_err().kind(), ErrorKind::Malformed);
+        service.finish(2, Ok(()));
+        assert_eq!(service.take().unwrap().unwrap().number(), 4);
     }
 
     #[test]

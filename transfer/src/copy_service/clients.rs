@@ -81,9 +81,9 @@ impl Pair {
         self.owner.end_copy(number);
     }
 
-    /// Why nothing can be copied any more, if so.
-    fn obstacle(&self) -> Option<(ErrorKind, &'static str)> {
-        self.owner.obstacle(Some(self.region.number))
+    /// Why nothing can be copied any more, as of the last look at its owner.
+    fn known_obstacle(&self) -> Option<(ErrorKind, &'static str)> {
+        self.owner.known_obstacle(self.region.number)
     }
 }
 
@@ -180,6 +180,11 @@ impl Client {
         self.doorbell.ring();
     }
 
+    /// Ends the connection: the thread of the socket then removes the client.
+    pub(super) fn disconnect(&self) {
+        self.channel.end();
+    }
+
     /// A thread is about to sleep until the client rings.
     pub(super) fn announce_waiter(&self) {
         if let Some(doorbell) = lock(&self.ring).doorbell() {
@@ -239,7 +244,7 @@ impl Client {
         let mut pairs = lock(&self.pairs);
         for state in pairs.values_mut() {
             if let PairState::Open(pair) = state
-                && let Some((kind, cause)) = pair.obstacle()
+                && let Some((kind, cause)) = pair.known_obstacle()
             {
                 ended.push(std::mem::replace(state, PairState::Ended(kind, cause)));
             }

@@ -4,6 +4,7 @@
 //! of their own. A stream serves its clients in turn by bytes, with a few pieces in flight.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -69,9 +70,14 @@ struct EngineClient {
     is_refused: bool,
 }
 
-pub(super) struct Engine {
+/// The clients, and what the threads of the service share.
+struct Served {
     shared: Arc<Shared>,
     clients: HashMap<u64, EngineClient>,
+}
+
+pub(super) struct Engine {
+    served: Served,
     seen_changes: u64,
     lanes: HashMap<LaneKey, Lane>,
     busy_until: Instant,
@@ -83,8 +89,7 @@ impl Engine {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         let now = Instant::now();
         Self {
-            shared,
-            clients: HashMap::new(),
+            served: Served { shared, clients: HashMap::new() },
             seen_changes: 0,
             lanes: HashMap::new(),
             busy_until: now,
@@ -95,14 +100,34 @@ impl Engine {
 
     /// Copies until the service ends.
     pub(super) fn run(mut self) {
-        while !self.shared.is_over() {
-            if self.progress(true) {
-                self.busy_until = Instant::now() + SPIN;
-            } else {
-                self.pause();
+        let serve = AssertUnwindSafe(|| {
+            while !self.served.shared.is_over() {
+                if self.progress(true) {
+                    self.busy_until = Instant::now() + SPIN;
+                } else {
+                    self.pause();
+                }
             }
+        });
+        match catch_unwind(serve) {
+            Ok(()) => self.end(),
+            Err(_) => self.abandon(),
         }
-        self.end();
+    }
+
+    /// After a panic: waits for the devices, and tells the clients that no copy is in flight, so that
+    /// they use the next service, or other paths. New ones are told the same.
+    fn abandon(self) {
+        tracing::error!("the copy service has ended: its thread panicked. Restart the program");
+        self.served.shared.end();
+        let end = ipc::deadline(END_TIMEOUT);
+        let mut are_done = true;
+        for lane in self.lanes.into_values() {
+            are_done &= lane.copies.close(end).1;
+        }
+        for EngineClient { client, .. } in self.served.clients.values().filter(|_| are_done) {
+            client.end();
+        }
     }
 
     /// Waits for copies in flight, and tells the clients that none is.
@@ -114,7 +139,7 @@ impl Engine {
             }
         }
         let has_ended = self.lanes.values().all(|lane| lane.pieces == 0);
-        for EngineClient { client, .. } in self.clients.values().filter(|_| has_ended) {
+        for EngineClient { client, .. } in self.served.clients.values().filter(|_| has_ended) {
             client.end();
         }
     }
@@ -125,16 +150,16 @@ impl Engine {
         if takes_requests {
             has_moved |= self.take_requests();
         }
-        let keys: Vec<_> = self.lanes.keys().copied().collect();
-        for key in keys {
-            has_moved |= self.complete(key);
-            has_moved |= takes_requests && self.submit(key);
+        for lane in self.lanes.values_mut() {
+            has_moved |= self.served.complete(lane);
+            has_moved |= takes_requests && self.served.submit(lane);
         }
         let now = Instant::now();
         if now >= self.next_sweep {
             self.next_sweep = now + SWEEP_INTERVAL;
             self.has_pairs = false;
-            for connected in self.clients.values() {
+            self.served.shared.owners().refresh();
+            for connected in self.served.clients.values() {
                 self.has_pairs |= connected.client.end_stale_pairs();
             }
             self.drop_idle_lanes();
@@ -144,15 +169,16 @@ impl Engine {
 
     /// Adds clients that connected, and forgets those that left, after their copies.
     fn update_clients(&mut self) -> bool {
-        let Some(all) = self.shared.clients().changed(&mut self.seen_changes) else { return false };
+        let Served { shared, clients } = &mut self.served;
+        let Some(all) = shared.clients().changed(&mut self.seen_changes) else { return false };
         for client in all {
-            self.clients.entry(client.number()).or_insert_with(|| EngineClient {
+            clients.entry(client.number()).or_insert_with(|| EngineClient {
                 client,
                 active: HashMap::new(),
                 is_refused: false,
             });
         }
-        for (number, left) in self.clients.iter_mut().filter(|(_, it)| it.client.has_left()) {
+        for (number, left) in clients.iter_mut().filter(|(_, it)| it.client.has_left()) {
             self.lanes.values_mut().for_each(|lane| lane.waiting.remove(*number).for_each(drop));
             left.active.retain(|_, request| {
                 request.is_submitted = true;
@@ -163,7 +189,7 @@ impl Engine {
                 !has_ended
             });
         }
-        self.clients.retain(|_, it| {
+        clients.retain(|_, it| {
             let is_over = it.client.has_left() && it.active.is_empty();
             if is_over {
                 // The process may live, and wait for requests that nobody serves any more.
@@ -177,7 +203,7 @@ impl Engine {
     fn take_requests(&mut self) -> bool {
         let mut has_any = false;
         let mut taken = Vec::new();
-        for (number, connected) in &mut self.clients {
+        for (number, connected) in &mut self.served.clients {
             if connected.is_refused {
                 continue;
             }
@@ -189,6 +215,7 @@ impl Engine {
                         let client = connected.client.label();
                         tracing::warn!(client, %error, "a client of the copy service is refused");
                         connected.is_refused = true;
+                        connected.client.disconnect();
                         break;
                     }
                 }
@@ -198,7 +225,7 @@ impl Engine {
             has_any = true;
             let number = request.number();
             if let Err(error) = self.accept(client, request) {
-                self.report(client, number, Err((error.kind(), error.reason())));
+                self.served.report(client, number, Err((error.kind(), error.reason())));
             }
         }
         has_any
@@ -207,7 +234,7 @@ impl Engine {
     /// Checks a request against what the owners exported, and queues it.
     fn accept(&mut self, client: u64, request: PostedRequest) -> Result<()> {
         let refused = |kind, detail: String| Err(Error::new(COPY, kind, detail));
-        let Some(connected) = self.clients.get_mut(&client) else { return Ok(()) };
+        let Some(connected) = self.served.clients.get_mut(&client) else { return Ok(()) };
         let (number, operation) = (request.number(), request.operation());
         let pair = match connected.client.pair(request.pair()) {
             Some(PairState::Open(pair)) => pair,
@@ -234,7 +261,7 @@ impl Engine {
         };
         if bytes == 0 {
             pair.end_copy(copy);
-            self.report(client, number, Ok(()));
+            self.served.report(client, number, Ok(()));
             return Ok(());
         }
         let device = pair.device().name();
@@ -254,9 +281,43 @@ impl Engine {
         Ok(())
     }
 
+    fn pause(&mut self) {
+        let now = Instant::now();
+        let look = self.lanes.values().filter_map(|lane| lane.copies.pause(now)).min();
+        let interval = if self.has_pairs { SWEEP_INTERVAL } else { IDLE_INTERVAL };
+        let until = match look {
+            _ if now < self.busy_until => return std::hint::spin_loop(),
+            Some(Pause::Spin) => return std::hint::spin_loop(),
+            Some(Pause::Until(look)) => look,
+            None => now + interval,
+        };
+        let _exact = look.map(|_| ExactTimer::set());
+        // The clients' doorbells, then a last look at their rings, then this thread's own doorbell.
+        let Served { shared, clients } = &self.served;
+        for connected in clients.values() {
+            connected.client.announce_waiter();
+        }
+        let seen = self.seen_changes;
+        let has_posted = |it: &EngineClient| !it.is_refused && it.client.has_posted();
+        shared.sleep(until, || {
+            shared.is_over()
+                || shared.clients().has_changed(seen)
+                || clients.values().any(has_posted)
+        });
+    }
+
+    /// Ends streams that no pair uses: each keeps resources of its device.
+    fn drop_idle_lanes(&mut self) {
+        if self.has_pairs {
+            return;
+        }
+        self.lanes.retain(|_, lane| lane.pieces > 0);
+    }
+}
+
+impl Served {
     /// Starts pieces on a stream while it has room.
-    fn submit(&mut self, key: LaneKey) -> bool {
-        let Some(lane) = self.lanes.get_mut(&key) else { return false };
+    fn submit(&mut self, lane: &mut Lane) -> bool {
         let mut has_any = false;
         while lane.pieces < MAX_PIECES_IN_FLIGHT && lane.bytes < MAX_BYTES_IN_FLIGHT {
             let Some(piece) = lane.waiting.next() else { break };
@@ -279,8 +340,7 @@ impl Engine {
     }
 
     /// Handles the pieces that a stream has completed.
-    fn complete(&mut self, key: LaneKey) -> bool {
-        let Some(lane) = self.lanes.get_mut(&key) else { return false };
+    fn complete(&mut self, lane: &mut Lane) -> bool {
         let mut done = Vec::new();
         lane.copies.progress(|piece, outcome| done.push((piece, outcome)));
         for (piece, outcome) in &done {
@@ -331,38 +391,5 @@ impl Engine {
         if let Some(EngineClient { client, .. }) = self.clients.get(&client) {
             client.finish(request, outcome);
         }
-    }
-
-    fn pause(&mut self) {
-        let now = Instant::now();
-        let look = self.lanes.values().filter_map(|lane| lane.copies.pause(now)).min();
-        let interval = if self.has_pairs { SWEEP_INTERVAL } else { IDLE_INTERVAL };
-        let until = match look {
-            _ if now < self.busy_until => return std::hint::spin_loop(),
-            Some(Pause::Spin) => return std::hint::spin_loop(),
-            Some(Pause::Until(look)) => look,
-            None => now + interval,
-        };
-        let _exact = look.map(|_| ExactTimer::set());
-        // The clients' doorbells, then a last look at their rings, then this thread's own doorbell.
-        for connected in self.clients.values() {
-            connected.client.announce_waiter();
-        }
-        let shared = &self.shared;
-        let (clients, seen) = (&self.clients, self.seen_changes);
-        let has_posted = |it: &EngineClient| !it.is_refused && it.client.has_posted();
-        shared.sleep(until, || {
-            shared.is_over()
-                || shared.clients().has_changed(seen)
-                || clients.values().any(has_posted)
-        });
-    }
-
-    /// Ends streams that no pair uses: each keeps resources of its device.
-    fn drop_idle_lanes(&mut self) {
-        if self.has_pairs {
-            return;
-        }
-        self.lanes.retain(|_, lane| lane.pieces > 0);
     }
 }

@@ -151,10 +151,9 @@ impl Requests {
         match request {
             Request::Hello(..) => return Err(malformed(OPERATION, "second hello")),
             Request::Close(pair) => connected.client.close_pair(pair),
-            Request::Open(_) if connected.offer.is_some() => {
-                return Err(malformed(OPERATION, "pieces are missing"));
-            }
             Request::Open(opening) => {
+                // The client has given up the one before, whose pieces it did not send.
+                connected.offer = None;
                 let Some(described) = opening.local() else {
                     match connected.client.memory(opening.memory()) {
                         Some(memory) => self.open(&connected.client, opening, Ok(memory)),

@@ -53,7 +53,7 @@ impl Owners {
     /// The owner with this identity, connected now or before.
     pub(super) fn find(&self, identity: [u8; 16], end: Instant) -> Result<Arc<Owner>> {
         let known = lock(&self.all).get(&identity).and_then(Weak::upgrade);
-        if let Some(owner) = known.filter(|owner| owner.obstacle(None).is_none()) {
+        if let Some(owner) = known.filter(|owner| owner.obstacle().is_none()) {
             return Ok(owner);
         }
         let session =
@@ -69,6 +69,12 @@ impl Owners {
         all.retain(|_, owner| owner.strong_count() > 0);
         all.insert(identity, Arc::downgrade(&owner));
         Ok(owner)
+    }
+
+    /// Checks the processes of all owners, and the connections to them.
+    pub(super) fn refresh(&self) {
+        let owners: Vec<_> = lock(&self.all).values().filter_map(Weak::upgrade).collect();
+        owners.iter().for_each(|owner| lock(&owner.session).refresh());
     }
 }
 
@@ -121,9 +127,14 @@ impl Owner {
         lock(&self.session).end_copy(number);
     }
 
-    /// Why nothing can be copied to or from a region any more, if so.
-    pub(super) fn obstacle(&self, region: Option<u64>) -> Option<(ErrorKind, &'static str)> {
-        lock(&self.session).obstacle(region)
+    fn obstacle(&self) -> Option<(ErrorKind, &'static str)> {
+        lock(&self.session).obstacle()
+    }
+
+    /// Why nothing can be copied to or from a region any more, as of the last
+    /// [`refresh`](Owners::refresh).
+    pub(super) fn known_obstacle(&self, region: u64) -> Option<(ErrorKind, &'static str)> {
+        lock(&self.session).known_obstacle(region)
     }
 }
 

@@ -178,7 +178,7 @@ fn region_is_opened_only_with_its_ticket() {
     for (remote, expected) in [
         (RegionName::new(name().agent(), name().number(), 1), ErrorKind::Stale),
         (RegionName::new(name().agent(), 900, name().ticket()), ErrorKind::Stale),
-        (RegionName::new([9; 16], name().number(), name().ticket()), ErrorKind::Failed),
+        (RegionName::new([9; 16], name().number(), name().ticket()), ErrorKind::Closed),
     ] {
         let refused = client.open(&described, remote, None).unwrap_err();
         assert_eq!(refused, expected);
@@ -215,6 +215,38 @@ fn false_descriptions_of_local_memory_are_refused() {
     let remote = RegionName::of(region.descriptor());
     assert!(client.open(&good, remote, Some(files)).is_err());
     assert!(client.channel.receive(TIMEOUT).is_err());
+}
+
+/// As a client does whose export failed in the middle.
+#[test]
+fn opening_without_its_pieces_is_replaced_by_the_next() {
+    let setting = Setting::new();
+    let region = setting.region(Rights::ALL);
+    let mut client = RawClient::connect(&setting);
+    let described = client.described().encode().unwrap();
+    let given_up = Opening::new(900, 900, Some(described), RegionName::of(region.descriptor()));
+    client.channel.send(&Request::Open(given_up).encode(), &[], TIMEOUT).unwrap();
+    let pair = client.open_with(&region);
+    client.copy(pair, Operation::Put, BLOCK).unwrap();
+    assert_eq!(client.refused_copy(900, Operation::Put, BLOCK), ErrorKind::Unknown);
+}
+
+#[test]
+fn client_with_false_requests_is_disconnected() {
+    let setting = Setting::new();
+    let region = setting.region(Rights::ALL);
+    let mut client = RawClient::connect(&setting);
+    let pair = client.open_with(&region);
+    client.copy(pair, Operation::Put, BLOCK).unwrap();
+    let layout = ipc::Layout::new("copy requests", 1);
+    let words = Segment::open(client.ring_segment.try_clone().unwrap(), layout).unwrap().words();
+    words.store(8, 0, Ordering::SeqCst);
+    client.ring.ring();
+    assert!(client.channel.receive(TIMEOUT).is_err());
+    while setting.service.clients() > 0 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(client.ring.has_ended());
 }
 
 #[test]
