@@ -12,7 +12,7 @@
 //! Modules, each importing only those before it: `error`, `admission`, `blocks`, `notice`,
 //! `refusal`, `path`, `operations`, `private_memory`, `pinned`, `host_copy`, `host_buffer`, `stream_copies`,
 //! `copy_queue`, `tensor`, `wire`, `region`, `copy_requests`, `handle`, `share`, `socket_server`, `share_service`, `device_memory`, `rail`,
-//! `agent`, `copy_service`.
+//! `agent`, `copy_service`, `service_copies`.
 
 mod admission;
 mod agent;
@@ -34,6 +34,7 @@ mod private_memory;
 mod rail;
 mod refusal;
 mod region;
+mod service_copies;
 mod share;
 mod share_service;
 mod socket_server;
@@ -55,6 +56,8 @@ pub use notice::{MAX_NOTICE_LENGTH, Notice};
 pub use operations::{Done, MAX_OPERATIONS, Token};
 pub use pinned::pin;
 pub use region::{Buffer, FabricKey, Region, RegionDescriptor, Rights};
+#[doc(hidden)] // for topics
+pub use service_copies::{CopyPair, ServiceCopies};
 pub use share::{OpenedBuffer, Opener, SharedBuffer};
 pub use share_service::{
     MAX_NAME_LENGTH, SHORT_TOKEN_LENGTH, Share, ShareClient, ShareService, default_directory,

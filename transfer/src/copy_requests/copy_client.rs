@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,9 @@ use gpu::Block;
 use ipc::{Channel, ChannelError, PidFd};
 use threads::{ForkGeneration, lock};
 
-use super::opening::{MAX_PIECES_PER_MESSAGE, OfferedPieces, Opening, RegionName, Reply, Request};
+use super::opening::{
+    MAX_PIECES_PER_MESSAGE, OfferedPieces, Opening, RegionName, Remote, Reply, Request,
+};
 use super::request_ring::{ClientRing, DEPTH, MAX_PART_BLOCKS};
 use super::socket_in;
 use crate::blocks::{BlockListPool, BlockQueue, Blocks};
@@ -62,10 +64,31 @@ impl ClientIdentity {
     }
 }
 
-/// A local region and a region of another agent, between which the service copies.
+/// The other memory of a pair.
+pub(crate) enum PairRemote {
+    /// A region of another agent, which exports it to the service.
+    Region(RegionName),
+    /// Memory in one piece, which this process has and cannot map.
+    Exported(ExportedPiece),
+}
+
+/// Memory that another process exported, in one piece.
+pub(crate) struct ExportedPiece {
+    descriptor: RegionDescriptor,
+    file: OwnedFd,
+}
+
+impl ExportedPiece {
+    /// The memory that is described, with its file.
+    pub(crate) fn new(descriptor: RegionDescriptor, file: OwnedFd) -> Self {
+        Self { descriptor, file }
+    }
+}
+
+/// A local region and other memory, between which the service copies.
 pub(crate) struct ServicePair {
     local: Arc<RegisteredRegion>,
-    remote: RegionName,
+    remote: PairRemote,
     /// The connection that it was opened by (upper half), and its number there; 0 before that.
     opened: AtomicU64,
     closing: Arc<ClosingPairs>,
@@ -73,8 +96,16 @@ pub(crate) struct ServicePair {
 
 impl fmt::Debug for ServicePair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (local, remote) = (self.local.descriptor.number, self.remote.number());
-        write!(f, "ServicePair(local region {local}, remote region {remote})")
+        let local = self.local.descriptor.number;
+        match &self.remote {
+            PairRemote::Region(region) => {
+                write!(f, "ServicePair(local region {local}, remote region {})", region.number())
+            }
+            PairRemote::Exported(piece) => {
+                let bytes = piece.descriptor.length;
+                write!(f, "ServicePair(local region {local}, {bytes} exported bytes)")
+            }
+        }
     }
 }
 
@@ -220,7 +251,7 @@ impl<T> CopyClient<T> {
     pub(crate) fn open_pair(
         &mut self,
         local: &Arc<RegisteredRegion>,
-        remote: &RegionDescriptor,
+        remote: PairRemote,
         end: Instant,
     ) -> Result<Arc<ServicePair>> {
         let end = end.min(ipc::deadline(ANSWER_TIMEOUT));
@@ -230,7 +261,7 @@ impl<T> CopyClient<T> {
         }
         let pair = Arc::new(ServicePair {
             local: Arc::clone(local),
-            remote: RegionName::of(remote),
+            remote,
             opened: AtomicU64::new(0),
             closing: Arc::clone(&self.closing),
         });
@@ -565,7 +596,11 @@ impl Connection {
             }),
         };
         let local = described.as_ref().map(RegionDescriptor::encode).transpose()?;
-        let opening = Opening::new(self.last_pair, *number, local, pair.remote.clone());
+        let remote = match &pair.remote {
+            PairRemote::Region(region) => Remote::Region(region.clone()),
+            PairRemote::Exported(piece) => Remote::Offered(piece.descriptor.encode()?),
+        };
+        let opening = Opening::new(self.last_pair, *number, local, remote);
         self.send(&Request::Open(opening), &[], end)?;
         let total = described.as_ref().map_or(0, |described| described.pieces);
         let mut first = 0;
@@ -576,8 +611,13 @@ impl Connection {
             let (files, lengths): (Vec<_>, _) =
                 exported.collect::<Result<Vec<_>>>()?.into_iter().unzip();
             let pieces = OfferedPieces::new(total, buffer.exported_bytes(), lengths);
+            let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
             self.send(&Request::Pieces(pieces), &files, end)?;
             first = next;
+        }
+        if let PairRemote::Exported(ExportedPiece { descriptor, file }) = &pair.remote {
+            let pieces = OfferedPieces::new(1, descriptor.length, vec![descriptor.length]);
+            self.send(&Request::Pieces(pieces), &[file.as_fd()], end)?;
         }
         loop {
             let message = self.channel.receive(remaining(end)).during(OPEN)?;
@@ -594,8 +634,7 @@ impl Connection {
         }
     }
 
-    fn send(&self, request: &Request, files: &[OwnedFd], end: Instant) -> Result<()> {
-        let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-        self.channel.send(&request.encode(), &files, remaining(end)).during(OPEN)
+    fn send(&self, request: &Request, files: &[BorrowedFd<'_>], end: Instant) -> Result<()> {
+        self.channel.send(&request.encode(), files, remaining(end)).during(OPEN)
     }
 }

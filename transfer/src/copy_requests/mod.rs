@@ -10,8 +10,10 @@ mod request_ring;
 
 use std::path::{Path, PathBuf};
 
-pub(crate) use copy_client::{ClientIdentity, CopyClient, ServicePair, absence};
-pub(crate) use opening::{OfferedPieces, Opening, RegionName, Reply, Request};
+pub(crate) use copy_client::{
+    ClientIdentity, CopyClient, ExportedPiece, PairRemote, ServicePair, absence,
+};
+pub(crate) use opening::{OfferedPieces, Opening, RegionName, Remote, Reply, Request};
 #[cfg(test)]
 pub(crate) use request_ring::ClientRing;
 pub(crate) use request_ring::{PostedRequest, ServiceRing};

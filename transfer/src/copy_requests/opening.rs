@@ -5,7 +5,8 @@
 //! Hello, with pidfd and doorbell   ►
 //!                                  ◄  Welcome, with pidfd and request ring
 //! Open(pair, local memory, region) ►
-//! Pieces, with descriptors         ►  unless the service has the local memory already
+//! Pieces, with descriptors         ►  unless the service has the local memory already; then those of
+//!                                     the other memory, if the client offers that, too
 //!                                  ◄  Opened or Refused
 //!   … requests in the ring …
 //! Close(pair)                      ►
@@ -57,7 +58,16 @@ pub(crate) struct Opening {
     /// The encoded description of the client's memory, whose pieces follow. None if the service has
     /// it from another pair.
     local: Option<Vec<u8>>,
-    remote: RegionName,
+    remote: Remote,
+}
+
+/// The other memory of a pair.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Remote {
+    Region(RegionName),
+    /// The encoded description of memory whose descriptors the client has, and sends: their holder
+    /// may read and write it.
+    Offered(Vec<u8>),
 }
 
 /// A region of another agent, as its owner knows it.
@@ -132,7 +142,7 @@ impl Reply {
 impl Opening {
     /// A pair with this number, of the client's memory with its number and, unless the service has
     /// it, its encoded description.
-    pub(crate) fn new(pair: u32, memory: u64, local: Option<Vec<u8>>, remote: RegionName) -> Self {
+    pub(crate) fn new(pair: u32, memory: u64, local: Option<Vec<u8>>, remote: Remote) -> Self {
         Self { pair, memory, local, remote }
     }
 
@@ -148,7 +158,7 @@ impl Opening {
         self.local.as_deref()
     }
 
-    pub(crate) fn remote(&self) -> &RegionName {
+    pub(crate) fn remote(&self) -> &Remote {
         &self.remote
     }
 }
@@ -216,7 +226,7 @@ mod tests {
 
     #[test]
     fn requests_have_the_descriptors_that_belong_to_them() {
-        let remote = RegionName { agent: [2; 16], number: 3, ticket: 4 };
+        let remote = Remote::Region(RegionName { agent: [2; 16], number: 3, ticket: 4 });
         let open = Request::Open(Opening { pair: 1, memory: 2, local: None, remote });
         let all = [(hello("me"), 2), (open, 0), (pieces(&[1, 2, 3]), 3), (Request::Close(7), 0)];
         for (request, descriptors) in all {

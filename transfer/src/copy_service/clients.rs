@@ -11,16 +11,38 @@ use threads::lock;
 
 use super::owners::Owner;
 use crate::copy_requests::{PostedRequest, ServiceRing};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::path::Operation;
 use crate::region::{RegionDescriptor, Rights};
 
-/// Memory of a client.
+/// Memory that a client offered.
 #[derive(Debug)]
-pub(super) enum LocalMemory {
+pub(super) enum OfferedMemory {
     Device(Memory),
     Host(HostBuffer),
+}
+
+impl OfferedMemory {
+    /// The device that has it mapped; None for the host.
+    pub(super) fn device(&self) -> Option<&Device> {
+        match self {
+            Self::Device(memory) => Some(memory.mapped_for()),
+            Self::Host(_) => None,
+        }
+    }
+
+    /// The memory as this device sees it.
+    pub(super) fn mapped_for(&self, device: &Device) -> Result<Memory> {
+        match self {
+            Self::Device(memory) if memory.is_reachable_from(device) => Ok(memory.clone()),
+            Self::Device(memory) => {
+                let detail = format!("{} does not reach {memory:?}", device.name());
+                Err(Error::new("open pair of memory", ErrorKind::NoPeerAccess, detail))
+            }
+            Self::Host(buffer) => buffer.pinned_for(device),
+        }
+    }
 }
 
 /// Two memories, both mapped for one device, that copies between them.
@@ -29,24 +51,30 @@ pub(super) struct Pair {
     device: Device,
     local: Memory,
     remote: Memory,
-    /// The description of the remote region by its owner.
-    region: RegionDescriptor,
-    owner: Arc<Owner>,
+    remote_side: RemoteSide,
     /// Keeps the mapping for other pairs with the same memory.
-    _local_memory: Arc<LocalMemory>,
+    _local_memory: Arc<OfferedMemory>,
+}
+
+/// Whose the other memory is.
+#[derive(Debug)]
+pub(super) enum RemoteSide {
+    /// A region, as its owner describes it.
+    Region(RegionDescriptor, Arc<Owner>),
+    /// The client has it.
+    Offered,
 }
 
 impl Pair {
-    /// A pair of a client's memory and an owner's region, both mapped for a device.
+    /// A pair of a client's memory and another one, both mapped for a device.
     pub(super) fn new(
         device: Device,
         local: Memory,
         remote: Memory,
-        region: RegionDescriptor,
-        owner: Arc<Owner>,
-        local_memory: Arc<LocalMemory>,
+        remote_side: RemoteSide,
+        local_memory: Arc<OfferedMemory>,
     ) -> Self {
-        Self { device, local, remote, region, owner, _local_memory: local_memory }
+        Self { device, local, remote, remote_side, _local_memory: local_memory }
     }
 
     pub(super) fn device(&self) -> &Device {
@@ -59,12 +87,19 @@ impl Pair {
     }
 
     pub(super) fn rights(&self) -> Rights {
-        self.region.rights
+        match &self.remote_side {
+            RemoteSide::Region(region, _) => region.rights,
+            RemoteSide::Offered => Rights::ALL,
+        }
     }
 
     /// Lengths of the local and the remote memory.
     pub(super) fn lengths(&self) -> (u64, u64) {
-        (self.local.length(), self.region.length)
+        let remote = match &self.remote_side {
+            RemoteSide::Region(region, _) => region.length,
+            RemoteSide::Offered => self.remote.length(),
+        };
+        (self.local.length(), remote)
     }
 
     /// Where a copy goes, and where from.
@@ -74,16 +109,24 @@ impl Pair {
 
     /// Announces a copy to the owner; an error if the region or its agent is gone.
     pub(super) fn begin_copy(&self) -> std::result::Result<u64, (ErrorKind, &'static str)> {
-        self.owner.begin_copy(self.region.number)
+        match &self.remote_side {
+            RemoteSide::Region(region, owner) => owner.begin_copy(region.number),
+            RemoteSide::Offered => Ok(0),
+        }
     }
 
     pub(super) fn end_copy(&self, number: u64) {
-        self.owner.end_copy(number);
+        if let RemoteSide::Region(_, owner) = &self.remote_side {
+            owner.end_copy(number);
+        }
     }
 
     /// Why nothing can be copied any more, as of the last look at its owner.
     fn known_obstacle(&self) -> Option<(ErrorKind, &'static str)> {
-        self.owner.known_obstacle(self.region.number)
+        match &self.remote_side {
+            RemoteSide::Region(region, owner) => owner.known_obstacle(region.number),
+            RemoteSide::Offered => None,
+        }
     }
 }
 
@@ -105,7 +148,7 @@ pub(super) struct Client {
     doorbell: Doorbell<MappedWords>,
     ring: Mutex<ServiceRing>,
     pairs: Mutex<HashMap<u32, PairState>>,
-    memories: Mutex<HashMap<u64, Weak<LocalMemory>>>,
+    memories: Mutex<HashMap<u64, Weak<OfferedMemory>>>,
     has_left: AtomicBool,
     /// Pairs that are being opened.
     openings: AtomicUsize,
@@ -257,11 +300,11 @@ impl Client {
     }
 
     /// Memory that the client offered before, if a pair still uses it.
-    pub(super) fn memory(&self, number: u64) -> Option<Arc<LocalMemory>> {
+    pub(super) fn memory(&self, number: u64) -> Option<Arc<OfferedMemory>> {
         lock(&self.memories).get(&number).and_then(Weak::upgrade)
     }
 
-    pub(super) fn add_memory(&self, number: u64, memory: &Arc<LocalMemory>) {
+    pub(super) fn add_memory(&self, number: u64, memory: &Arc<OfferedMemory>) {
         let mut memories = lock(&self.memories);
         memories.retain(|_, memory| memory.strong_count() > 0);
         memories.insert(number, Arc::downgrade(memory));

@@ -7,14 +7,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpu::{Device, Importer, LegacyHandle};
+use gpu::{Device, Importer, LegacyHandle, Uuid};
 use ipc::{Channel, ChannelError, DoorbellListener, Message, PidFd};
 
-use super::clients::{Client, LocalMemory, MAX_PAIRS, Pair};
+use super::clients::{Client, MAX_PAIRS, OfferedMemory, Pair, RemoteSide};
 use super::owners::memory_for;
 use super::shared::Shared;
 use crate::agent::LocalTarget;
-use crate::copy_requests::{OfferedPieces, Opening, Reply, Request, ServiceRing};
+use crate::copy_requests::{OfferedPieces, Opening, Remote, Reply, Request, ServiceRing};
 use crate::error::{Context, Error, ErrorKind, Result, failed};
 use crate::host_buffer::HostBuffer;
 use crate::path::{Exportability, MemoryType};
@@ -49,9 +49,23 @@ pub(super) struct ConnectedClient {
     offer: Option<Offer>,
 }
 
-/// A pair whose local memory is being received.
+/// A pair whose memories are being received.
 struct Offer {
     opening: Opening,
+    /// The local memory, or why there is none.
+    local: OfferedSide,
+    /// The other memory, if the client offers it, too.
+    remote: Option<Incoming>,
+}
+
+enum OfferedSide {
+    /// The service has it, or it was not offered.
+    Known(Result<Arc<OfferedMemory>>),
+    Incoming(Box<Incoming>),
+}
+
+/// Memory whose pieces are being received.
+struct Incoming {
     region: RegionDescriptor,
     received: u32,
     /// The memory so far, or why it cannot be imported. The rest is received in any case.
@@ -59,7 +73,8 @@ struct Offer {
 }
 
 enum Import {
-    Device(Device, Option<Importer>),
+    /// The device that maps it, and the one that it is on.
+    Device(Device, Uuid, Option<Importer>),
     Host(Option<OwnedFd>),
 }
 
@@ -151,23 +166,9 @@ impl Requests {
         match request {
             Request::Hello(..) => return Err(malformed(OPERATION, "second hello")),
             Request::Close(pair) => connected.client.close_pair(pair),
+            // The client has given up one before, whose pieces it did not send.
             Request::Open(opening) => {
-                // The client has given up the one before, whose pieces it did not send.
-                connected.offer = None;
-                let Some(described) = opening.local() else {
-                    match connected.client.memory(opening.memory()) {
-                        Some(memory) => self.open(&connected.client, opening, Ok(memory)),
-                        None => {
-                            let detail = "the memory was not offered";
-                            let error = Error::new(OPEN, ErrorKind::Unknown, detail);
-                            self.open(&connected.client, opening, Err(error));
-                        }
-                    }
-                    return Ok(());
-                };
-                let region = RegionDescriptor::decode(described)?;
-                let import = Import::begin(&region);
-                connected.offer = Some(Offer { opening, region, received: 0, import });
+                connected.offer = Some(Offer::new(&connected.client, opening)?)
             }
             Request::Pieces(pieces) => match &mut connected.offer {
                 Some(offer) => offer.add(pieces, descriptors)?,
@@ -175,18 +176,22 @@ impl Requests {
             },
         }
         if let Some(offer) = connected.offer.take_if(|offer| offer.is_complete()) {
-            let Offer { opening, region, import, .. } = offer;
-            let memory = import.and_then(|import| import.finish(&region)).map(Arc::new);
-            if let Ok(memory) = &memory {
-                connected.client.add_memory(opening.memory(), memory);
-            }
-            self.open(&connected.client, opening, memory);
+            let Offer { opening, local, remote } = offer;
+            let local = match local {
+                OfferedSide::Known(memory) => memory,
+                OfferedSide::Incoming(incoming) => incoming.finish().inspect(|memory| {
+                    connected.client.add_memory(opening.memory(), memory);
+                }),
+            };
+            let remote = remote.map(Incoming::finish).transpose();
+            let memories = local.and_then(|local| Ok((local, remote?)));
+            self.open(&connected.client, opening, memories);
         }
         Ok(())
     }
 
     /// Opens a pair in a thread of its own, and sends the reply.
-    fn open(&self, client: &Arc<Client>, opening: Opening, local: Result<Arc<LocalMemory>>) {
+    fn open(&self, client: &Arc<Client>, opening: Opening, memories: Result<Memories>) {
         let pair = opening.pair();
         if !client.begin_opening() {
             let detail = "the client opens too many pairs at a time";
@@ -196,7 +201,8 @@ impl Requests {
         }
         let (shared, opener) = (Arc::clone(&self.0), Arc::clone(client));
         let open = move || {
-            let opened = local.and_then(|local| open_pair(&shared, &opener, &opening, local));
+            let opened =
+                memories.and_then(|memories| open_pair(&shared, &opener, &opening, memories));
             let bytes = match opened {
                 Ok(()) => Reply::Opened(pair).encode(),
                 Err(error) => {
@@ -216,30 +222,39 @@ impl Requests {
     }
 }
 
+/// The local memory, and the other one, if the client offered it, too.
+type Memories = (Arc<OfferedMemory>, Option<Arc<OfferedMemory>>);
+
 fn open_pair(
     shared: &Shared,
     client: &Client,
     opening: &Opening,
-    local: Arc<LocalMemory>,
+    memories: Memories,
 ) -> Result<()> {
+    let (local, offered) = memories;
     let end = ipc::deadline(OWNER_TIMEOUT);
-    let owner = shared.owners().find(opening.remote().agent(), end)?;
-    let region = owner.describe(opening.remote(), end)?;
-    let device = match (&*local, region.device) {
-        (LocalMemory::Device(memory), _) => memory.mapped_for().clone(),
-        (LocalMemory::Host(_), Some(device)) => Device::for_memory_of(device).during(OPEN)?,
-        (LocalMemory::Host(_), None) => {
-            let detail = "neither memory is on a device";
-            return Err(Error::new(OPEN, ErrorKind::NoPath, detail));
+    let nowhere = || Error::new(OPEN, ErrorKind::NoPath, "neither memory is on a device");
+    let (device, remote, remote_side) = match (opening.remote(), offered) {
+        (Remote::Region(name), _) => {
+            let owner = shared.owners().find(name.agent(), end)?;
+            let region = owner.describe(name, end)?;
+            let device = match (local.device(), region.device) {
+                (Some(device), _) => device.clone(),
+                (None, Some(device)) => Device::for_memory_of(device).during(OPEN)?,
+                (None, None) => return Err(nowhere()),
+            };
+            let mapped = owner.map(&region, &device, end)?;
+            let remote = memory_for(OPEN, mapped, &device)?;
+            (device, remote, RemoteSide::Region(region, owner))
         }
+        (Remote::Offered(_), Some(offered)) => {
+            let device = local.device().or(offered.device()).ok_or_else(nowhere)?.clone();
+            let remote = offered.mapped_for(&device)?;
+            (device, remote, RemoteSide::Offered)
+        }
+        (Remote::Offered(_), None) => return Err(malformed(OPEN, "the other memory is missing")),
     };
-    let mapped = owner.map(&region, &device, end)?;
-    let remote = memory_for(OPEN, mapped, &device)?;
-    let local_memory = match &*local {
-        LocalMemory::Device(memory) => memory.clone(),
-        LocalMemory::Host(buffer) => buffer.pinned_for(&device)?,
-    };
-    let pair = Pair::new(device, local_memory, remote, region, owner, local);
+    let pair = Pair::new(device.clone(), local.mapped_for(&device)?, remote, remote_side, local);
     match client.add_pair(opening.pair(), pair) {
         true => Ok(()),
         false => {
@@ -250,11 +265,12 @@ fn open_pair(
 }
 
 impl Import {
-    /// Prepares the import of memory as the client describes it.
-    fn begin(region: &RegionDescriptor) -> Result<Self> {
+    /// Prepares the import of memory as the client describes it, mapped for a device or its own.
+    fn begin(region: &RegionDescriptor, by: Option<&Device>) -> Result<Self> {
         match (region.memory_type, region.device) {
             (MemoryType::Device(_), Some(device)) => {
-                Ok(Self::Device(Device::for_memory_of(device).during(IMPORT)?, None))
+                let own = || Device::for_memory_of(device).during(IMPORT);
+                Ok(Self::Device(by.cloned().map_or_else(own, Ok)?, device, None))
             }
             _ => Ok(Self::Host(None)),
         }
@@ -262,10 +278,10 @@ impl Import {
 
     fn add(&mut self, bytes: u64, descriptor: OwnedFd, length: u64) -> Result<()> {
         match self {
-            Self::Device(device, importer) => {
+            Self::Device(device, of, importer) => {
                 let importer = match importer {
                     Some(importer) => importer,
-                    none => none.insert(device.importer(bytes).during(IMPORT)?),
+                    none => none.insert(device.importer_of(*of, bytes).during(IMPORT)?),
                 };
                 importer.add(descriptor.as_fd(), length).during(IMPORT)
             }
@@ -276,22 +292,22 @@ impl Import {
         }
     }
 
-    fn finish(self, region: &RegionDescriptor) -> Result<LocalMemory> {
+    fn finish(self, region: &RegionDescriptor) -> Result<OfferedMemory> {
         let RegionDescriptor { offset, length, legacy, .. } = *region;
         let not_described = || malformed(IMPORT, "the memory is not as described");
         match (self, region.memory_type.exportability()) {
-            (Self::Device(_, Some(importer)), Exportability::ByDescriptors) => {
+            (Self::Device(_, _, Some(importer)), Exportability::ByDescriptors) => {
                 let memory = importer.finish(offset, length).during(IMPORT)?;
                 check_device(IMPORT, &memory, region.device)?;
-                Ok(LocalMemory::Device(memory))
+                Ok(OfferedMemory::Device(memory))
             }
-            (Self::Device(device, None), Exportability::ByLegacyHandle) => {
+            (Self::Device(device, _, None), Exportability::ByLegacyHandle) => {
                 let bytes = legacy.ok_or_else(not_described)?;
                 let handle = LegacyHandle { bytes, offset, length };
-                device.open_legacy_handle(&handle).map(LocalMemory::Device).during(IMPORT)
+                device.open_legacy_handle(&handle).map(OfferedMemory::Device).during(IMPORT)
             }
             (Self::Host(Some(file)), Exportability::ByDescriptors) => {
-                HostBuffer::open(file, length, true).map(LocalMemory::Host)
+                HostBuffer::open(file, length, true).map(OfferedMemory::Host)
             }
             _ => Err(not_described()),
         }
@@ -299,6 +315,58 @@ impl Import {
 }
 
 impl Offer {
+    fn new(client: &Client, opening: Opening) -> Result<Self> {
+        let mut by = None;
+        let local = match opening.local() {
+            None => {
+                let unknown = || Error::new(OPEN, ErrorKind::Unknown, "the memory was not offered");
+                let known = client.memory(opening.memory()).ok_or_else(unknown);
+                by = known.as_ref().ok().and_then(|memory| memory.device().cloned());
+                OfferedSide::Known(known)
+            }
+            Some(described) => {
+                let incoming = Incoming::new(described, None)?;
+                if let Ok(Import::Device(device, ..)) = &incoming.import {
+                    by = Some(device.clone());
+                }
+                OfferedSide::Incoming(Box::new(incoming))
+            }
+        };
+        let remote = match opening.remote() {
+            Remote::Region(_) => None,
+            Remote::Offered(described) => Some(Incoming::new(described, by.as_ref())?),
+        };
+        Ok(Self { opening, local, remote })
+    }
+
+    /// The memories whose pieces are missing, in the order in which they arrive.
+    fn incomplete(&mut self) -> impl Iterator<Item = &mut Incoming> {
+        let local = match &mut self.local {
+            OfferedSide::Known(_) => None,
+            OfferedSide::Incoming(incoming) => Some(&mut **incoming),
+        };
+        local.into_iter().chain(&mut self.remote).filter(|incoming| !incoming.is_complete())
+    }
+
+    fn is_complete(&mut self) -> bool {
+        self.incomplete().next().is_none()
+    }
+
+    fn add(&mut self, pieces: OfferedPieces, descriptors: Vec<OwnedFd>) -> Result<()> {
+        match self.incomplete().next() {
+            Some(incoming) => incoming.add(pieces, descriptors),
+            None => Err(malformed(IMPORT, "more pieces than described")),
+        }
+    }
+}
+
+impl Incoming {
+    fn new(described: &[u8], by: Option<&Device>) -> Result<Self> {
+        let region = RegionDescriptor::decode(described)?;
+        let import = Import::begin(&region, by);
+        Ok(Self { region, received: 0, import })
+    }
+
     fn is_complete(&self) -> bool {
         self.received >= self.region.pieces
     }
@@ -317,5 +385,10 @@ impl Offer {
             }
         }
         Ok(())
+    }
+
+    fn finish(self) -> Result<Arc<OfferedMemory>> {
+        let Self { region, import, .. } = self;
+        import.and_then(|import| import.finish(&region)).map(Arc::new)
     }
 }

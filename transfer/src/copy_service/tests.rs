@@ -8,9 +8,12 @@ use ipc::{Channel, PidFd, Segment, Words};
 
 use super::*;
 use crate::agent::{Agent, AgentOptions, LocalTarget};
-use crate::copy_requests::{ClientRing, OfferedPieces, Opening, RegionName, Reply, Request};
+use crate::copy_requests::{
+    ClientRing, OfferedPieces, Opening, RegionName, Remote, Reply, Request,
+};
 use crate::path::Operation;
 use crate::region::{Buffer, Region, RegionDescriptor, Rights};
+use crate::service_copies::ServiceCopies;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const LENGTH: u64 = 4 << 20;
@@ -92,7 +95,7 @@ impl RawClient {
         let pair = self.next_pair;
         self.next_pair += 1;
         let described = local.encode().unwrap();
-        let opening = Opening::new(pair, u64::from(pair), Some(described), remote);
+        let opening = Opening::new(pair, u64::from(pair), Some(described), Remote::Region(remote));
         self.channel.send(&Request::Open(opening).encode(), &[], TIMEOUT).unwrap();
         let files = files.unwrap_or_else(|| {
             (0..local.pieces as usize).map(|at| self.memory.export_piece(at).unwrap().0).collect()
@@ -217,6 +220,50 @@ fn false_descriptions_of_local_memory_are_refused() {
     assert!(client.channel.receive(TIMEOUT).is_err());
 }
 
+/// Both memories are the client's: it has the descriptors of both.
+#[test]
+fn memory_of_another_process_is_copied_for_a_client_that_has_it() {
+    let setting = Setting::new();
+    let copies = ServiceCopies::new(&setting.directory, "topic", Admission::own_user()).unwrap();
+    let (local, remote) = (setting.memory(), setting.memory());
+    let stream = setting.device.stream().unwrap();
+    let fill = |memory: &Memory, byte| {
+        stream.fill(&memory.whole(), byte).unwrap();
+        stream.synchronize(TIMEOUT).unwrap();
+    };
+    let bytes = |memory: &Memory| {
+        let mut bytes = vec![0; LENGTH as usize];
+        stream.download(&memory.whole(), &mut bytes, TIMEOUT).unwrap();
+        bytes
+    };
+    let uuid = setting.device.properties().uuid;
+    let open = |device, file, length| copies.open_pair(&local, device, file, length, TIMEOUT);
+    let piece = || remote.export_piece(0).unwrap().0;
+    let pair = open(uuid, piece(), LENGTH).unwrap();
+    let copy = |operation, block| copies.copy(&pair, operation, block, TIMEOUT);
+    fill(&local, 1);
+    fill(&remote, 2);
+    copy(Operation::Get, Block { to: 0, from: 0, length: 8 }).unwrap();
+    copy(Operation::Put, Block { to: LENGTH - 9, from: 100, length: 9 }).unwrap();
+    assert_eq!((&bytes(&local)[..9], bytes(&remote)[0]), (&[2, 2, 2, 2, 2, 2, 2, 2, 1][..], 2));
+    assert_eq!(bytes(&remote)[LENGTH as usize - 10..], [2, 1, 1, 1, 1, 1, 1, 1, 1, 1]);
+    let outside = Block { to: 0, from: LENGTH - 7, length: 8 };
+    assert_eq!(copy(Operation::Get, outside).unwrap_err().kind(), ErrorKind::OutOfBounds);
+
+    let null = || -> OwnedFd { std::fs::File::open("/dev/null").unwrap().into() };
+    let other = Device::open("emulated:1".parse().unwrap()).unwrap().properties().uuid;
+    for refused in [
+        open(uuid, null(), LENGTH),
+        open(uuid, piece(), 4 * LENGTH),
+        open(uuid, piece(), u64::MAX),
+        open(other, piece(), LENGTH),
+    ] {
+        assert!(refused.is_err());
+    }
+    copy(Operation::Get, BLOCK).unwrap();
+    open(uuid, piece(), LENGTH).unwrap();
+}
+
 /// As a client does whose export failed in the middle.
 #[test]
 fn opening_without_its_pieces_is_replaced_by_the_next() {
@@ -224,7 +271,12 @@ fn opening_without_its_pieces_is_replaced_by_the_next() {
     let region = setting.region(Rights::ALL);
     let mut client = RawClient::connect(&setting);
     let described = client.described().encode().unwrap();
-    let given_up = Opening::new(900, 900, Some(described), RegionName::of(region.descriptor()));
+    let given_up = Opening::new(
+        900,
+        900,
+        Some(described),
+        Remote::Region(RegionName::of(region.descriptor())),
+    );
     client.channel.send(&Request::Open(given_up).encode(), &[], TIMEOUT).unwrap();
     let pair = client.open_with(&region);
     client.copy(pair, Operation::Put, BLOCK).unwrap();

@@ -15,7 +15,7 @@ use super::OperationContext;
 use super::host_staged::{StagedCopies, StagedMover};
 use crate::blocks::{BlockListPool, BlockQueue};
 use crate::copy_queue::CopyQueue;
-use crate::copy_requests::{ClientIdentity, CopyClient, ServicePair};
+use crate::copy_requests::{ClientIdentity, CopyClient, PairRemote, RegionName, ServicePair};
 use crate::error::{Error, Result};
 use crate::host_buffer::HostBuffer;
 use crate::operations::Token;
@@ -88,6 +88,7 @@ impl ServiceClient<'_> {
         remote: &RegionDescriptor,
         end: Instant,
     ) -> Result<LocalMover> {
+        let remote = PairRemote::Region(RegionName::of(remote));
         let pair = self.client.open_pair(local, remote, end)?;
         Ok(LocalMover::Service(self.number, pair))
     }

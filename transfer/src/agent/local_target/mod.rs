@@ -114,7 +114,7 @@ impl LocalTarget {
     }
 
     /// The agent as it introduces itself to the copy service.
-    pub(super) fn as_client_of_copy_service(&self) -> Result<ClientIdentity> {
+    pub(crate) fn as_client_of_copy_service(&self) -> Result<ClientIdentity> {
         let copy = |file: BorrowedFd<'_>| file.try_clone_to_owned().map_err(failed(CONNECT));
         let (pidfd, doorbell) = (copy(self.pidfd.as_fd())?, copy(self.doorbell_segment.as_fd())?);
         let users = self.admission.users.clone();

@@ -1,0 +1,157 @@
+//! Copies by the copy service between memory of this process and memory that it has, but cannot map.
+//!
+//! A process of a topic has the descriptors of the topic's memory. Without the device file of its GPU
+//! the driver maps none of it here; a copy service that sees the device copies to and from it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use fabric::MemoryRegion;
+use gpu::{Block, Memory, Uuid};
+use ipc::WaitStrategy;
+use threads::lock;
+
+use crate::admission::Admission;
+use crate::agent::LocalTarget;
+use crate::copy_requests::{CopyClient, ExportedPiece, PairRemote, ServicePair};
+use crate::error::{Error, ErrorKind, Result};
+use crate::path::{Exportability, MemoryType, Operation};
+use crate::region::{Buffer, RegionDescriptor, RegionOwner, RegisteredRegion, Rights};
+
+const COPY: &str = "copy by the copy service";
+/// How often the service is looked for during a wait.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The copies of a process by the copy service of a directory. It connects when the first pair is
+/// opened, and again after the service was restarted.
+pub struct ServiceCopies {
+    local_target: LocalTarget,
+    client: Mutex<CopyClient<u64>>,
+    outcomes: Mutex<HashMap<u64, Result<()>>>,
+    last: AtomicU64,
+}
+
+impl fmt::Debug for ServiceCopies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServiceCopies").finish_non_exhaustive()
+    }
+}
+
+/// Memory of this process, and exported memory that the service copies to and from.
+#[derive(Debug)]
+pub struct CopyPair {
+    pair: Arc<ServicePair>,
+    /// A copy timed out, and may still write.
+    is_broken: AtomicBool,
+}
+
+/// Local memory that only the service knows.
+#[derive(Debug)]
+struct NoAgent;
+
+impl RegionOwner for NoAgent {
+    fn retire(&self, _region: u64, _memories: Vec<Option<MemoryRegion>>, _buffer: &Buffer) {}
+
+    fn dropped(self: Arc<Self>, _region: &RegisteredRegion) {}
+}
+
+impl ServiceCopies {
+    /// The copies of this process, under a label, by the service of a directory, whose user is
+    /// trusted by this admission.
+    ///
+    /// # Errors
+    /// [`Failed`](ErrorKind::Failed) without file descriptors or memory.
+    pub fn new(directory: &Path, label: &str, admission: Admission) -> Result<Self> {
+        let local_target = LocalTarget::new(label.to_owned(), admission)?;
+        let identity = local_target.as_client_of_copy_service()?;
+        Ok(Self {
+            client: Mutex::new(CopyClient::new(directory, identity)),
+            local_target,
+            outcomes: Mutex::default(),
+            last: AtomicU64::new(0),
+        })
+    }
+
+    /// Opens a pair of memory of this process, which must be exportable, and an exported piece of
+    /// memory on the device with this UUID.
+    ///
+    /// # Errors
+    /// [`Failed`](ErrorKind::Failed) or [`Closed`](ErrorKind::Closed) if there is no service;
+    /// [`Denied`](ErrorKind::Denied) if it is another user's; its refusal, otherwise.
+    pub fn open_pair(
+        &self,
+        local: &Memory,
+        device: Uuid,
+        piece: OwnedFd,
+        length: u64,
+        timeout: Duration,
+    ) -> Result<CopyPair> {
+        let identity = self.local_target.identity;
+        let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        let buffer = Buffer::from(local);
+        let described =
+            RegionDescriptor { number, rights: Rights::ALL, ..buffer.describe(identity)? };
+        let exported = RegionDescriptor {
+            memory_type: MemoryType::Device(Exportability::ByDescriptors),
+            device: Some(device),
+            length,
+            offset: 0,
+            pieces: 1,
+            legacy: None,
+            ..described.clone()
+        };
+        let owner = Arc::new(NoAgent);
+        let local = Arc::new(RegisteredRegion::new(owner, buffer, described, Vec::new()));
+        let remote = PairRemote::Exported(ExportedPiece::new(exported, piece));
+        let pair = lock(&self.client).open_pair(&local, remote, ipc::deadline(timeout))?;
+        Ok(CopyPair { pair, is_broken: AtomicBool::new(false) })
+    }
+
+    /// Copies a block between the two memories of a pair, and waits: a put from the local memory, a
+    /// get into it.
+    ///
+    /// # Errors
+    /// [`Closed`](ErrorKind::Closed) if the service has ended, and the next one did not start within
+    /// two seconds; [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), after which the pair copies no
+    /// more: the copy may still write.
+    pub fn copy(
+        &self,
+        pair: &CopyPair,
+        operation: Operation,
+        block: Block,
+        timeout: Duration,
+    ) -> Result<()> {
+        if pair.is_broken.load(Ordering::Acquire) {
+            let detail = "an earlier copy timed out, and may still write";
+            return Err(Error::new(COPY, ErrorKind::Closed, detail));
+        }
+        let copy = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        lock(&self.client).begin(copy, &pair.pair, operation, (&[block]).into());
+        let end = ipc::deadline(timeout);
+        let mut strategy = WaitStrategy::default();
+        loop {
+            let until = end.min(ipc::deadline(CHECK_INTERVAL));
+            let doorbell = &self.local_target.doorbell;
+            if let Some(outcome) = doorbell.wait(&mut strategy, until, || self.outcome(copy)) {
+                return outcome;
+            }
+            if Instant::now() >= end {
+                pair.is_broken.store(true, Ordering::Release);
+                let detail = format!("{} bytes were not copied within {timeout:?}", block.length);
+                return Err(Error::new(COPY, ErrorKind::DeadlineExceeded, detail));
+            }
+        }
+    }
+
+    /// The outcome of a copy, once. Collects those of other threads as well.
+    fn outcome(&self, copy: u64) -> Option<Result<()>> {
+        let mut outcomes = lock(&self.outcomes);
+        lock(&self.client).progress(|copy, outcome| _ = outcomes.insert(copy, outcome));
+        outcomes.remove(&copy)
+    }
+}
