@@ -456,7 +456,8 @@ typedef struct fabricast_sample_info {
     uint64_t metadata_length;
     const char *memory;       /* location: "host", "cuda:0", ... */
     const char *origin;       /* the node of its publisher; empty: this one */
-    const char *path;         /* path: "shared-memory", "ring", "staged-ring", "direct-ring" */
+    const char *path;         /* "shared-memory", "service-copied", "ring", "staged-ring",
+                                 "direct-ring" */
     uint64_t publisher;       /* identity of the publisher, on its node */
     uint64_t sequence;        /* its number at the publisher, from 1 on */
     uint64_t position;        /* among the messages of the same path */

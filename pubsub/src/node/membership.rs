@@ -19,7 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
 use crate::node_options::NodeOptions;
 use crate::node_segment::NodeSegment;
-use crate::pool::{Direction, GrowthRequest, Piece, PieceStored, Pool, PoolId};
+use crate::pool::{Direction, GrowthRequest, NodeCopies, Piece, PieceStored, Pool, PoolId};
 use crate::report::Row;
 use crate::service::election::MemberLock;
 use crate::service::protocol::Request;
@@ -54,6 +54,8 @@ struct OpenTopic {
 #[derive(Default)]
 pub(super) struct MembershipInner {
     pools: HashMap<PoolId, Arc<Pool>>,
+    /// For pools that it cannot map.
+    copies: Option<Arc<NodeCopies>>,
     /// Pools that this process cannot use, with the reason.
     unusable_pools: HashMap<PoolId, String>,
     topics: HashMap<u32, OpenTopic>,
@@ -294,7 +296,11 @@ impl MembershipState {
         if state.pools.contains_key(&id) {
             return;
         }
-        let reason = match Pool::keep(control_segment) {
+        let NodeOptions { directory, label, .. } = &self.options;
+        let copies =
+            state.copies.get_or_insert_with(|| Arc::new(NodeCopies::new(directory, label)));
+        let copies = Some(Arc::clone(copies));
+        let reason = match Pool::keep(control_segment, copies) {
             Ok(pool) if pool.id() == id => {
                 state.pools.insert(id, Arc::new(pool));
                 return;
@@ -472,6 +478,10 @@ impl MembershipInner {
                 return Err(Error::new("map memory of topic", ErrorKind::NoDevice, reason));
             };
             pool.ensure_mapped()?;
+            if !id.place.is_visible() {
+                // Whether that is possible is seen with the first piece only.
+                pool.map_admitted_pieces()?;
+            }
             Ok(Arc::clone(pool))
         };
         let (local, inbound) = (pool(Direction::Local)?, pool(Direction::Inbound)?);

@@ -5,6 +5,7 @@ mod bytes;
 mod control;
 mod copies;
 mod growth_request;
+mod mirror;
 mod pieces;
 mod sample_info;
 mod stream_order;
@@ -16,22 +17,24 @@ use std::fmt;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use gpu::{Device, Slice, Stream, Uuid};
+use gpu::{Device, Memory, Slice, Stream, Uuid};
 use ipc::{
     Allocator, Block, BlockRange, Caller, Doorbell, Layout, MappedWords, Owner, Participant,
     Segment, Statistics, WordRange,
 };
 use serde::{Deserialize, Serialize};
 use threads::lock;
+use transfer::path::Operation;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
 use crate::settings::{MemoryLocation, SharedLocation};
 
 use self::copies::Copies;
+use self::mirror::Mirror;
 use self::stream_order::Streams;
 
 pub(crate) use self::bytes::{borrow, borrow_mut};
@@ -40,6 +43,7 @@ pub(crate) use self::control::GRANULE;
 pub(crate) use self::control::MAX_PIECES;
 pub(crate) use self::copies::InFlightCopies;
 pub(crate) use self::growth_request::GrowthRequest;
+pub(crate) use self::mirror::NodeCopies;
 use self::pieces::Pieces;
 pub(crate) use self::pieces::{Piece, PieceStored};
 pub use self::sample_info::{DeliveryPath, Metadata, Times};
@@ -125,6 +129,10 @@ pub(crate) struct Pool {
     control: PoolControl<MappedWords>,
     /// Created on the first use; a failure is retried on the next one.
     mapping: OnceLock<Mapping>,
+    /// Stands for the memory, if this process cannot map it.
+    mirror: OnceLock<Mirror>,
+    /// The copy service of the node, for the mirror.
+    node_copies: Option<Arc<NodeCopies>>,
     pieces: Mutex<Pieces>,
     /// For copies in and out of a device's memory; created on the first use.
     stream: OnceLock<Stream>,
@@ -153,17 +161,20 @@ impl Pool {
     /// Maps a pool of another process.
     #[cfg(test)]
     pub(crate) fn open(control_segment: OwnedFd) -> Result<Self> {
-        let pool = Self::keep(control_segment)?;
+        let pool = Self::keep(control_segment, None)?;
         pool.ensure_mapped()?;
         Ok(pool)
     }
 
     /// Stores a pool of another process for those that use it, even if this process cannot map it
-    /// now.
-    pub(crate) fn keep(control_segment: OwnedFd) -> Result<Self> {
+    /// now: the copy service, if one is given, then copies its messages.
+    pub(crate) fn keep(
+        control_segment: OwnedFd,
+        node_copies: Option<Arc<NodeCopies>>,
+    ) -> Result<Self> {
         let segment = Segment::open(control_segment, LAYOUT).during("open pool")?;
         let control = PoolControl::attach(segment.words())?;
-        Self::over(segment, control)
+        Ok(Self { node_copies, ..Self::over(segment, control)? })
     }
 
     fn over(segment: Segment, control: PoolControl<MappedWords>) -> Result<Self> {
@@ -173,6 +184,8 @@ impl Pool {
             segment,
             control,
             mapping: OnceLock::new(),
+            mirror: OnceLock::new(),
+            node_copies: None,
             pieces: Mutex::default(),
             stream: OnceLock::new(),
             copies: Copies::default(),
@@ -278,6 +291,45 @@ impl Pool {
         lock(&self.pieces).count()
     }
 
+    /// Messages of this process lie in other memory: see [`fetch`](Self::fetch) and
+    /// [`send`](Self::send).
+    #[inline]
+    pub(crate) fn is_mirrored(&self) -> bool {
+        self.mirror.get().is_some()
+    }
+
+    /// Can streams of this process write and read messages in their order?
+    pub(crate) fn is_stream_ordered(&self) -> bool {
+        self.control.is_stream_ordered() && !self.is_mirrored()
+    }
+
+    /// Copies a part of a message into the mirror, if there is one.
+    #[inline]
+    pub(crate) fn fetch(&self, part: &Slice) -> Result<()> {
+        match self.mirror.get() {
+            None => Ok(()),
+            Some(mirror) => self.copy_mirrored(mirror, Operation::Get, part),
+        }
+    }
+
+    /// Copies a part of a message from the mirror, if there is one.
+    #[inline]
+    pub(crate) fn send(&self, part: &Slice) -> Result<()> {
+        match self.mirror.get() {
+            None => Ok(()),
+            Some(mirror) => self.copy_mirrored(mirror, Operation::Put, part),
+        }
+    }
+
+    #[cold]
+    fn copy_mirrored(&self, mirror: &Mirror, operation: Operation, part: &Slice) -> Result<()> {
+        if part.length() == 0 {
+            return Ok(());
+        }
+        let (offset, length) = (part.offset(), part.length());
+        mirror.copy(operation, offset, length, gpu::DEFAULT_TIMEOUT).on(self.id)
+    }
+
     /// Maps the admitted pieces, as far as this process has them.
     pub(crate) fn map_admitted_pieces(&self) -> Result<()> {
         match self.map_until(self.length()) {
@@ -289,9 +341,9 @@ impl Pool {
 
     #[cold]
     fn map_until(&self, end: u64) -> Result<()> {
-        let memory = &self.mapping()?.memory;
+        let mapping = self.mapping()?;
         let mut pieces = lock(&self.pieces);
-        while memory.memory().length() < end {
+        while self.memory()?.length() < end {
             let Some(piece) = pieces.next_to_map(|number| self.control.name_of(number)) else {
                 let (kind, detail) = match end > self.control.end() {
                     true => (ErrorKind::Malformed, "no memory was ever mapped at this address"),
@@ -301,11 +353,58 @@ impl Pool {
                 };
                 return Err(Error::new("map message of pool", kind, detail).on(self.id));
             };
-            let mapped = memory.add(piece.memory.as_fd(), piece.length);
-            mapped.during("map piece of pool").on(self.id)?;
+            match self.mirror.get() {
+                Some(mirror) => mirror.add(piece).on(self.id)?,
+                None => {
+                    let mapped = mapping.memory.add(piece.memory.as_fd(), piece.length);
+                    let is_first = mapping.memory.memory().length() == 0;
+                    match mapped {
+                        Err(cause) if is_first => self.begin_mirror(mapping, piece, cause)?,
+                        mapped => mapped.during("map piece of pool").on(self.id)?,
+                    }
+                }
+            }
             pieces.is_mapped();
         }
         Ok(())
+    }
+
+    /// The driver maps no memory of the pool here. If this process does not see its device, the copy
+    /// service may.
+    #[cold]
+    fn begin_mirror(&self, mapping: &Mapping, piece: &Piece, cause: gpu::Error) -> Result<()> {
+        let not_mapped = cause.to_string();
+        let error = cause.during("map piece of pool").on(self.id);
+        let (Some(copies), SharedLocation::Device(uuid)) = (&self.node_copies, self.id.place)
+        else {
+            return Err(error);
+        };
+        if self.id.place.is_visible() {
+            return Err(error);
+        }
+        let mirror = Mirror::new(copies, &mapping.device, Uuid(uuid), self.limit).on(self.id)?;
+        if let Err(refused) = mirror.add(piece) {
+            let detail = format!(
+                "This process does not see its device, and the copy service does not map it either: \
+                 {refused}. Run \"fabricast node\" with access to all devices in the node's directory"
+            );
+            return Err(error.with_detail(detail));
+        }
+        tracing::info!(
+            pool = %self.id,
+            cause = not_mapped,
+            "the driver maps no memory of the pool here: the copy service copies its messages"
+        );
+        // Only under the lock of the pieces.
+        let _ = self.mirror.set(mirror);
+        Ok(())
+    }
+
+    fn memory(&self) -> Result<&Memory> {
+        match self.mirror.get() {
+            Some(mirror) => Ok(mirror.memory()),
+            None => Ok(self.mapping()?.memory.memory()),
+        }
     }
 
     /// Admits a piece to the allocator once all processes have it.
@@ -384,14 +483,14 @@ impl Pool {
             let detail = format!("{length} bytes exceed the block of {}", place.length);
             return Err(Error::new(operation, ErrorKind::Malformed, detail).on(self.id));
         }
-        let memory = self.mapping()?.memory.memory();
+        let memory = self.memory()?;
         memory.slice(place.offset, length).or_else(|_| self.slice_slowly(place, length))
     }
 
     #[cold]
     fn slice_slowly(&self, place: BlockRange, length: u64) -> Result<Slice> {
         self.map_until(place.offset.saturating_add(place.length))?;
-        let slice = self.mapping()?.memory.memory().slice(place.offset, length);
+        let slice = self.memory()?.slice(place.offset, length);
         slice.during("find message in pool").on(self.id)
     }
 

@@ -115,6 +115,8 @@ pub enum DeliveryPath {
     /// From another node by a ring in device memory, which the fabric writes itself, and from which
     /// the device copied it.
     DirectRing = 3,
+    /// Copied by the copy service, since this process cannot map the topic's memory.
+    ServiceCopied = 4,
 }
 
 impl fmt::Display for DeliveryPath {
@@ -124,6 +126,7 @@ impl fmt::Display for DeliveryPath {
             Self::Ring => "ring",
             Self::StagedRing => "staged-ring",
             Self::DirectRing => "direct-ring",
+            Self::ServiceCopied => "service-copied",
         })
     }
 }

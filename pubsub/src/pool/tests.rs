@@ -157,7 +157,7 @@ fn pool_of_an_unseen_device_is_stored() {
     segment.mark_ready();
     let control_segment = || segment.as_fd().try_clone_to_owned().unwrap();
     assert_eq!(Pool::open(control_segment()).unwrap_err().kind(), ErrorKind::NoDevice);
-    let pool = Pool::keep(control_segment()).unwrap();
+    let pool = Pool::keep(control_segment(), None).unwrap();
     assert!(pool.id() == device && pool.device().is_none());
     assert!(pool.has_control_segment(segment.as_fd()).unwrap());
     let other = Pool::create(ID, 64 << 20, 64).unwrap();
@@ -244,7 +244,7 @@ fn failed_mapping_of_a_pool_is_retried() {
     let pool = Pool::create(ID, LIMIT, 64).unwrap();
     let child = testkit::children::ForkedChild::new(|| {
         let addresses = |most| setrlimit(Resource::RLIMIT_AS, most, RLIM_INFINITY).unwrap();
-        let pool = Pool::keep(pool.control_segment().try_clone_to_owned().unwrap()).unwrap();
+        let pool = Pool::keep(pool.control_segment().try_clone_to_owned().unwrap(), None).unwrap();
         // Beside the existing mapping, which the child inherits, there is no room for another one.
         addresses(LIMIT + LIMIT / 2);
         let error = pool.ensure_mapped().unwrap_err();

@@ -351,7 +351,7 @@ impl Registry {
             let detail = "another pool was created before this process rejoined";
             return Err(Error::new(operation, ErrorKind::Closed, detail).on(id));
         }
-        let pool = Pool::keep(control_segment)?;
+        let pool = Pool::keep(control_segment, None)?;
         if pool.id() != id {
             let detail = "its control segment belongs to another pool";
             return Err(Error::new(operation, ErrorKind::Malformed, detail));

@@ -301,7 +301,8 @@ impl Subscriber {
     ///
     /// # Errors
     /// [`Evicted`](ErrorKind::Evicted), [`TooManySamples`](ErrorKind::TooManySamples),
-    /// [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
+    /// [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked); [`Failed`](ErrorKind::Failed) if
+    /// its memory can neither be mapped nor copied now: it remains the next one.
     #[inline]
     pub fn try_pull(&mut self) -> Result<Option<Sample>> {
         self.try_pull_with(None)
@@ -477,7 +478,7 @@ impl Subscriber {
         };
         let pool = self.shared.context.pool(direction);
         let place = BlockRange { offset: entry.offset, length: entry.length };
-        match pool.slice(place, entry.length) {
+        match pool.slice(place, entry.length).and_then(|slice| pool.fetch(&slice).map(|()| slice)) {
             Ok(slice) => {
                 let shared = Arc::clone(&self.shared);
                 Ok(Some(Sample { shared, direction, position, entry, slice, is_owned: true }))
@@ -489,6 +490,12 @@ impl Subscriber {
             }
             // The subscriber was evicted, and its messages were released.
             Err(_) if !self.shared.is_subscription_active(direction) => Ok(None),
+            // It stays the next one: the device or the copy service may work again.
+            Err(cause) if is_temporary(cause.kind()) => {
+                self.lookahead[direction as usize] = Some((position, entry));
+                let error = Error::because("pull from topic", ErrorKind::Failed, cause);
+                Err(error.on(self.topic()))
+            }
             Err(cause) => {
                 self.shared.release(direction, position);
                 let error = Error::because("pull from topic", ErrorKind::Malformed, cause);
@@ -533,6 +540,18 @@ impl Subscriber {
         }
         None
     }
+}
+
+/// May a message be read later whose memory could not be mapped, or copied, for such a reason?
+fn is_temporary(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::Failed
+            | ErrorKind::NoDevice
+            | ErrorKind::OverBudget
+            | ErrorKind::DeadlineExceeded
+            | ErrorKind::Denied
+    )
 }
 
 impl Drop for Subscriber {

@@ -175,6 +175,9 @@ impl Sample {
     /// Delivery path of the message.
     #[must_use]
     pub fn path(&self) -> DeliveryPath {
+        if self.pool().is_mirrored() {
+            return DeliveryPath::ServiceCopied;
+        }
         self.read_info(|sample_info| sample_info.path()).unwrap_or(DeliveryPath::SharedMemory)
     }
 }

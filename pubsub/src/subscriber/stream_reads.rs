@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use gpu::{Point, Stream};
-use ipc::{Block, Caller, MappedWords, Participant, ParticipantTable, SubscriptionId};
+use ipc::{Block, BlockRange, Caller, MappedWords, Participant, ParticipantTable, SubscriptionId};
 use threads::{DeferredDrop, DeferredValue, lock};
 
 use super::{EndScope, Sample, Subscriber, Subscription};
@@ -52,11 +52,7 @@ impl Subscriber {
         self.shared.context.node.check_not_forked(OPERATION)?;
         let pool = self.shared.context.pool(Direction::Local);
         // Messages in host memory are complete when they are published.
-        if pool.control().is_stream_ordered() {
-            pool.check_stream(OPERATION, stream)
-        } else {
-            Ok(())
-        }
+        if pool.is_stream_ordered() { pool.check_stream(OPERATION, stream) } else { Ok(()) }
     }
 
     /// Returns true if this subscriber waits for work that rings no doorbell.
@@ -86,7 +82,11 @@ impl Subscriber {
             match pool.control().readiness(entry.block, sync_point) {
                 Some(Readiness::Ready) => return Ok(Some(taken)),
                 Some(Readiness::Pending) => {
-                    let Some(stream) = stream else {
+                    // With the message's memory it is known whether it is copied, once it is written.
+                    let place = BlockRange { offset: entry.offset, length: entry.length };
+                    let is_mapped =
+                        || pool.slice(place, entry.length).is_ok() && !pool.is_mirrored();
+                    let Some(stream) = stream.filter(|_| is_mapped()) else {
                         self.lookahead[direction as usize] = Some(taken);
                         return Ok(None);
                     };

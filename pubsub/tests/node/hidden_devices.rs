@@ -3,15 +3,21 @@
 //!
 //! Each process sees device 0 or 1 only, or none: of the emulated devices or, if
 //! `FABRICAST_TEST_DEVICE` names one of CUDA, of the GPUs of the machine.
+//!
+//! In a pod, the device files of the other devices are missing as well: their memory is not mapped.
 
 use std::collections::VecDeque;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use gpu::{Device, DeviceName, Stream, emulated};
-use pubsub::{ErrorKind, MemoryLocation, Node, NodeOptions, Publisher, Sample, Subscriber, Topic};
+use pubsub::{
+    DeliveryPath, ErrorKind, MemoryLocation, Node, NodeOptions, Publisher, Sample, Subscriber,
+    Topic,
+};
 use pubsub::{Reliability, TopicSettings};
 use testkit::children::{next_line, say, wait_for_end_of_input};
+use transfer::{Admission, CopyService};
 
 use crate::support::{ChildProcess, Gate, TIMEOUT, TestDir, options};
 
@@ -28,7 +34,8 @@ fn has_two_devices() -> bool {
     !uses_cuda() || Device::count(gpu::Implementation::Cuda).is_ok_and(|count| count >= 2)
 }
 
-/// Starts a process that sees one device (`0` or `1`), or none (`none`).
+/// Starts a process that sees one device (`0` or `1`), or none (`none`), or all (`all`), or is in a
+/// pod with one (`pod-0` or `pod-1`).
 fn start(test_dir: &TestDir, device: &str, role: &str) -> ChildProcess {
     let visible = if device == "none" { "" } else { device };
     let environment = [("CUDA_VISIBLE_DEVICES", visible)];
@@ -38,9 +45,16 @@ fn start(test_dir: &TestDir, device: &str, role: &str) -> ChildProcess {
 
 /// Hides the other devices from this process. Returns the name of its own.
 fn see_only(device: &str) -> Option<DeviceName> {
-    let number = device.parse().ok();
+    if device == "all" {
+        return None;
+    }
+    let number = device.trim_start_matches("pod-").parse().ok();
     if uses_cuda() {
         return number.map(|_: u32| DeviceName::cuda(0));
+    }
+    if let Some(number) = number.filter(|_| device.starts_with("pod-")) {
+        let apart = emulated::FaultConfig { are_peers: false, ..Default::default() };
+        emulated::configure_faults(number, apart);
     }
     // Topics of host memory use this one, which a real process always sees.
     std::mem::forget(Device::open(DeviceName::emulated(0)).unwrap());
@@ -89,18 +103,23 @@ fn publish_on(publisher: &Publisher, device: &Device) {
     for number in 0..COUNT {
         let gate = Gate::new(device);
         gate.block(&stream);
+        // The publisher may wait for the stream.
+        let opener = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(5));
+            gate.open();
+        });
         let source = device.allocate(LENGTH).unwrap().whole();
         uploads.upload(&source, &message(number), TIMEOUT).unwrap();
         publisher.push_on(&stream, &source, TIMEOUT).unwrap();
-        std::thread::sleep(Duration::from_millis(5));
-        gate.open();
+        opener.join().unwrap();
     }
     stream.synchronize(TIMEOUT).unwrap();
 }
 
-fn read(subscriber: &mut Subscriber) {
+fn read(subscriber: &mut Subscriber, path: DeliveryPath) {
     for number in 0..COUNT {
         let sample = subscriber.pull(TIMEOUT).unwrap();
+        assert_eq!(sample.path(), path);
         assert!(sample.to_vec().unwrap() == message(number), "message {number} differs");
     }
 }
@@ -124,8 +143,8 @@ fn read_on(subscriber: &mut Subscriber, device: &Device) {
 }
 
 /// A child process that sees this device only.
-pub(crate) fn enter(directory: &Path, device: &str, words: &[&str]) {
-    let own = see_only(device);
+pub(crate) fn enter(directory: &Path, device_name: &str, words: &[&str]) {
+    let own = see_only(device_name);
     let join = || Node::join(NodeOptions { label: words.join(" "), ..options(directory) }).unwrap();
     match (words, own) {
         (["serves"], _) => {
@@ -133,6 +152,14 @@ pub(crate) fn enter(directory: &Path, device: &str, words: &[&str]) {
             say("ready");
             wait_for_end_of_input();
             drop(node);
+        }
+        // As "fabricast node".
+        (["serves-and-copies"], _) => {
+            let node = join();
+            let copies = CopyService::start(directory, Admission::own_user()).unwrap();
+            say("ready");
+            wait_for_end_of_input();
+            drop((copies, node));
         }
         // Twice: from the host, and on a stream once the test says so.
         (["publishes", how], Some(own)) => {
@@ -156,7 +183,12 @@ pub(crate) fn enter(directory: &Path, device: &str, words: &[&str]) {
             let (node, device) = (join(), Device::open(own).unwrap());
             say("ready");
             let mut subscriber = open(&node, how, own).subscriber().unwrap();
-            read(&mut subscriber);
+            let is_copied = device_name.starts_with("pod-") && *how == "opens";
+            let path = match is_copied {
+                true => DeliveryPath::ServiceCopied,
+                false => DeliveryPath::SharedMemory,
+            };
+            read(&mut subscriber, path);
             read_on(&mut subscriber, &device);
         }
         // The topic stays after the process that made it, but its pool cannot grow.
@@ -182,6 +214,10 @@ pub(crate) fn enter(directory: &Path, device: &str, words: &[&str]) {
             assert!(error.to_string().contains("does not see the device"), "{error}");
             drop(subscriber);
         }
+        (["needs-the-copy-service"], Some(_)) => {
+            let error = join().open("large").unwrap_err().to_string();
+            assert!(error.contains("Run \"fabricast node\" with access to all devices"), "{error}");
+        }
         (["needs-a-device"], None) => {
             let node = join();
             let error = node.open("large").unwrap_err();
@@ -190,7 +226,7 @@ pub(crate) fn enter(directory: &Path, device: &str, words: &[&str]) {
             assert!(text.contains("this process sees no device"), "{text}");
             assert!(text.contains("CUDA_VISIBLE_DEVICES"), "{text}");
         }
-        _ => panic!("no role {words:?} of a process that sees {device}"),
+        _ => panic!("no role {words:?} of a process that sees {device_name}"),
     }
 }
 
@@ -202,13 +238,22 @@ fn ready(child: &mut ChildProcess) {
 /// The processes with the publisher and the subscriber, of which the first sees device 0, the other
 /// device 1. The first one to join serves the node, unless it is served.
 fn start_both(test_dir: &TestDir, creates: &str, first: &str) -> [ChildProcess; 2] {
+    start_on(test_dir, creates, first, ["0", "1"])
+}
+
+fn start_on(
+    test_dir: &TestDir,
+    creates: &str,
+    first: &str,
+    [publishers, readers]: [&'static str; 2],
+) -> [ChildProcess; 2] {
     let role = |name: &str| format!("{name} {}", if name == creates { "creates" } else { "opens" });
     let child = |(name, device)| {
         let mut child = start(test_dir, device, &role(name));
         ready(&mut child);
         child
     };
-    let [publishes, reads] = [("publishes", "0"), ("reads", "1")];
+    let [publishes, reads] = [("publishes", publishers), ("reads", readers)];
     if first == "publishes" {
         [publishes, reads].map(child)
     } else {
@@ -273,4 +318,62 @@ fn pool_without_a_process_that_sees_its_device_does_not_grow() {
     start(&test_dir, "none", "needs-a-device").finish();
     other.say("go on");
     other.finish();
+}
+
+/// One of the two maps the pool; the copy service copies for the other one.
+#[test]
+fn pods_with_one_device_each_share_topics_by_the_copy_service() {
+    if uses_cuda() {
+        testkit::skip!("device files are not hidden here");
+    }
+    for creates in ["publishes", "reads"] {
+        for first in ["publishes", "reads"] {
+            let test_dir = TestDir::new();
+            let mut service = start(&test_dir, "all", "serves-and-copies");
+            ready(&mut service);
+            finish(start_on(&test_dir, creates, first, ["pod-0", "pod-1"]));
+            service.end();
+        }
+    }
+}
+
+#[test]
+fn topic_continues_with_the_next_copy_service() {
+    if uses_cuda() {
+        testkit::skip!("device files are not hidden here");
+    }
+    for creates in ["publishes", "reads"] {
+        let test_dir = TestDir::new();
+        let mut service = start(&test_dir, "all", "serves-and-copies");
+        ready(&mut service);
+        let both = start_on(&test_dir, creates, "publishes", ["pod-0", "pod-1"]);
+        let [mut publishes, mut reads] = both;
+        assert_eq!(publishes.line().as_deref(), Some("published"));
+        service.kill();
+        let mut next = start(&test_dir, "all", "serves-and-copies");
+        ready(&mut next);
+        publishes.say("go on");
+        publishes.finish();
+        reads.finish();
+        next.end();
+    }
+}
+
+#[test]
+fn pod_without_a_copy_service_is_told_what_to_run() {
+    if uses_cuda() {
+        testkit::skip!("device files are not hidden here");
+    }
+    let test_dir = TestDir::new();
+    let mut service = start(&test_dir, "all", "serves");
+    ready(&mut service);
+    let mut creator = start(&test_dir, "pod-0", "publishes creates");
+    ready(&mut creator);
+    let mut reader = start(&test_dir, "0", "reads opens");
+    ready(&mut reader);
+    assert_eq!(creator.line().as_deref(), Some("published"));
+    start(&test_dir, "pod-1", "needs-the-copy-service").finish();
+    creator.kill();
+    reader.kill();
+    service.end();
 }
