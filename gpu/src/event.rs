@@ -50,6 +50,12 @@ impl Point {
         &*self.event
     }
 
+    /// The device of its stream.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// Does it use this event?
     pub(crate) fn uses(&self, event: &Arc<dyn EventDriver>) -> bool {
         Arc::ptr_eq(&self.event, event)

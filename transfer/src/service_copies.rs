@@ -131,7 +131,7 @@ impl ServiceCopies {
             return Err(Error::new(COPY, ErrorKind::Closed, detail));
         }
         let copy = self.last.fetch_add(1, Ordering::Relaxed) + 1;
-        lock(&self.client).begin(copy, &pair.pair, operation, (&[block]).into());
+        lock(&self.client).begin(copy, &pair.pair, operation, (&[block]).into(), None);
         let end = ipc::deadline(timeout);
         let mut strategy = WaitStrategy::default();
         loop {

@@ -1128,8 +1128,8 @@ fabricast_status fabricast_agent_submit_after(fabricast_agent *agent,
  * operation has begun: behind a fence, or behind many others. An operation that is over delays
  * nothing; fabricast_agent_wait returns its outcome.
  *
- * FABRICAST_E_NO_PATH on a path where no device of this process copies: wait for the operation
- * instead. FABRICAST_E_DEADLINE_EXCEEDED, FABRICAST_E_WOULD_BLOCK if it has not begun.
+ * FABRICAST_E_NO_PATH on a path for which streams do not wait (host-staged, fabrics): wait for the
+ * operation instead. FABRICAST_E_DEADLINE_EXCEEDED, FABRICAST_E_WOULD_BLOCK if it has not begun.
  */
 fabricast_status fabricast_agent_delay_stream(fabricast_agent *agent, fabricast_token token,
                                               fabricast_stream *stream,

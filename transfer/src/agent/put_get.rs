@@ -339,6 +339,12 @@ impl Agent {
         peer.begin(begun, region, notice, &mut self.operations)
     }
 
+    /// Does the copy service begin such a transfer after a stream?
+    fn follows(&mut self, route: &Route, after: &Point, requested: &RequestedBlocks<'_>) -> bool {
+        let DataMover::Local(mover) = route.0.mover() else { return false };
+        self.local_copies.can_service_follow(mover, after.device(), requested.count())
+    }
+
     fn move_bytes(
         &mut self,
         operation: Operation,
@@ -352,7 +358,12 @@ impl Agent {
             return Ok(());
         }
         let after = match after {
-            Some(after) if context.bytes > 0 && copies_by_device(route) => Some(after),
+            Some(after)
+                if context.bytes > 0
+                    && (copies_by_device(route) || self.follows(route, &after, &requested)) =>
+            {
+                Some(after)
+            }
             Some(after) => {
                 let blocks = requested.defer(self.local_copies.block_lists());
                 let route = route.clone();

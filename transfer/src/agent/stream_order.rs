@@ -9,6 +9,7 @@ use super::prepared_transfer::PreparedTransfer;
 use super::route::{DataMover, Route};
 use super::{Agent, BUSY_PAUSE, DeferredTransfer, OperationContext};
 use crate::blocks::Blocks;
+use crate::copy_requests::StreamDelay;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::notice::Notice;
 use crate::operations::Token;
@@ -17,7 +18,7 @@ use crate::share::check_fork;
 
 const DELAY: &str = "delay stream";
 
-/// Transfers that begin after a point of a stream, on paths where no device of this process copies.
+/// Transfers that begin after a point of a stream, on paths where nothing but this process waits.
 #[derive(Debug, Default)]
 pub(super) struct DelayedTransfers(Vec<DelayedTransfer>);
 
@@ -76,8 +77,8 @@ impl Agent {
     /// Like [`put`](Self::put), after all work that was begun on a stream so far. The caller does not
     /// wait.
     ///
-    /// Where a device of this process copies, it waits itself. On other paths the transfer begins
-    /// while [progress](Self::progress) is made. A stream that is being captured into a graph is
+    /// Where a device of this process copies, or the copy service, that waits itself. On other paths
+    /// the transfer begins while [progress](Self::progress) is made. A stream that is being captured into a graph is
     /// refused: the transfer is no part of the graph.
     ///
     /// ```
@@ -170,7 +171,7 @@ impl Agent {
     /// An operation that is over delays nothing; [`wait`](Self::wait) tells its outcome.
     ///
     /// # Errors
-    /// [`NoPath`](ErrorKind::NoPath) on a path where no device of this process copies: wait for the
+    /// [`NoPath`](ErrorKind::NoPath) on a path for which streams do not wait: wait for the
     /// operation instead. [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if it has not begun;
     /// errors of the device.
     pub fn delay_stream(&mut self, token: Token, stream: &Stream, timeout: Duration) -> Result<()> {
@@ -202,13 +203,24 @@ impl Agent {
                 return Ok(());
             }
             let path = begun.path;
+            if path == Some(Path::ServiceCopied) {
+                match self.local_copies.delay_by_service(token, stream)? {
+                    StreamDelay::Begun => return Ok(()),
+                    // It waits for a stream itself, or for a place in the ring.
+                    StreamDelay::NotPosted => {}
+                    StreamDelay::Over if self.operations.begun(token).is_none() => return Ok(()),
+                    StreamDelay::Over => {}
+                }
+            }
             if !path.is_some_and(|path| {
-                matches!(path, Path::SameProcess | Path::CudaIpc | Path::SharedMemory)
+                matches!(
+                    path,
+                    Path::SameProcess | Path::CudaIpc | Path::SharedMemory | Path::ServiceCopied
+                )
             }) || self.local_copies.is_copied_by_cpu(token)
             {
                 let path = path.map_or("several paths", Path::name);
-                let detail =
-                    format!("no device of this process copies by {path}. Wait for the token");
+                let detail = format!("streams do not wait for {path}. Wait for the token");
                 return Err(Error::new(DELAY, ErrorKind::NoPath, detail));
             }
             if Instant::now() >= end {

@@ -39,6 +39,13 @@ impl<'a> Blocks<'a> {
         self.list().iter().copied().chain(self.rows().into_iter().flatten())
     }
 
+    pub(crate) fn count(self) -> usize {
+        match self.0 {
+            Kind::List(list) => list.len(),
+            Kind::Strided(strided) => usize::try_from(strided.count()).unwrap_or(usize::MAX),
+        }
+    }
+
     pub(crate) fn is_empty(self) -> bool {
         matches!(self.0, Kind::List([]))
     }

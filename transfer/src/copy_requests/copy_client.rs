@@ -1,5 +1,6 @@
 //! The client of the copy service.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,17 +9,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use gpu::Block;
+use gpu::{Block, Device, DeviceName, Point, Stream};
 use ipc::{Channel, ChannelError, PidFd};
 use threads::{ForkGeneration, lock};
 
 use super::opening::{
     MAX_PIECES_PER_MESSAGE, OfferedPieces, Opening, RegionName, Remote, Reply, Request,
 };
-use super::request_ring::{ClientRing, DEPTH, MAX_PART_BLOCKS};
+use super::request_ring::{ClientRing, DEPTH, MAX_PART_BLOCKS, StreamRelease};
 use super::socket_in;
 use crate::blocks::{BlockListPool, BlockQueue, Blocks};
-use crate::error::{Context, Error, ErrorKind, Result};
+use crate::error::{Context, Error, ErrorKind, Result, failed};
 use crate::path::Operation;
 use crate::region::{RegionDescriptor, RegisteredRegion, Rights};
 use crate::remaining;
@@ -172,6 +173,8 @@ struct Transfer<T> {
     context: T,
     pair: Arc<ServicePair>,
     operation: Operation,
+    /// It begins after this point of a stream of this process; None later.
+    after: Option<Point>,
     /// All blocks, to repeat the transfer by another service.
     all: BlockQueue,
     /// Blocks that were not posted.
@@ -181,6 +184,24 @@ struct Transfer<T> {
     /// How often a service ended while it opened the pair.
     losses: u32,
     failure: Option<Error>,
+}
+
+/// A stream that waits for a request.
+#[derive(Debug)]
+struct DelayedStream {
+    transfer: u64,
+    release: StreamRelease,
+}
+
+/// Does a stream wait for a transfer?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StreamDelay {
+    /// It does from now on.
+    Begun,
+    /// Not all of the transfer is posted yet.
+    NotPosted,
+    /// There is no such transfer.
+    Over,
 }
 
 /// A posted request.
@@ -212,6 +233,9 @@ pub(crate) struct CopyClient<T> {
     last_transfer: u64,
     posted: VecDeque<PostedPart>,
     posted_blocks: usize,
+    /// Streams that write the words of requests that follow a stream.
+    word_streams: HashMap<DeviceName, Stream>,
+    delayed_streams: Vec<DelayedStream>,
     block_lists: BlockListPool,
     /// Blocks of the request that is being posted.
     part: Vec<Block>,
@@ -242,6 +266,8 @@ impl<T> CopyClient<T> {
             last_transfer: 0,
             posted: VecDeque::new(),
             posted_blocks: 0,
+            word_streams: HashMap::new(),
+            delayed_streams: Vec::new(),
             block_lists: BlockListPool::default(),
             part: Vec::new(),
         }
@@ -302,19 +328,38 @@ impl<T> CopyClient<T> {
         Ok(())
     }
 
-    /// Starts a transfer between the memories of a pair.
+    /// Can a transfer of so many blocks follow a stream of this device, without progress of this
+    /// process?
+    pub(crate) fn can_follow(&mut self, device: &Device, blocks: usize) -> bool {
+        let Some(connection) = &mut self.connection else { return false };
+        let ready = connection.ring.pin(device).and_then(|()| {
+            if let Entry::Vacant(slot) = self.word_streams.entry(device.name()) {
+                slot.insert(device.stream().during(COPY)?);
+            }
+            Ok(())
+        });
+        let is_ready = ready.inspect_err(|error| {
+            tracing::debug!(%error, "the copy service does not follow streams of this device");
+        });
+        is_ready.is_ok() && blocks <= MAX_PART_BLOCKS
+    }
+
+    /// Starts a transfer between the memories of a pair, after a point of a stream that it
+    /// [can follow](Self::can_follow), if one is given.
     pub(crate) fn begin(
         &mut self,
         context: T,
         pair: &Arc<ServicePair>,
         operation: Operation,
         blocks: Blocks<'_>,
+        after: Option<Point>,
     ) {
         self.last_transfer += 1;
         let transfer = Transfer {
             context,
             pair: Arc::clone(pair),
             operation,
+            after,
             all: self.block_lists.copy_blocks(blocks),
             rest: self.block_lists.copy_blocks(blocks),
             open_requests: 0,
@@ -354,6 +399,7 @@ impl<T> CopyClient<T> {
             self.next_check = now + CHECK_INTERVAL;
             self.closing.send_rest();
             self.check_service();
+            self.check_points();
             self.reconnect(now);
         }
         self.post();
@@ -363,6 +409,7 @@ impl<T> CopyClient<T> {
                 continue;
             }
             let Some(transfer) = self.transfers.remove(&number) else { continue };
+            self.release_streams(number);
             self.block_lists.recycle(transfer.all);
             self.block_lists.recycle(transfer.rest);
             done(transfer.context, transfer.failure.map_or(Ok(()), Err));
@@ -394,10 +441,17 @@ impl<T> CopyClient<T> {
         end: Instant,
     ) -> (Vec<T>, bool) {
         let mut cancelled = Vec::new();
-        for transfer in self.transfers.values_mut() {
+        for (number, transfer) in &mut self.transfers {
             if is_cancelled(&transfer.context) {
                 transfer.rest = BlockQueue::default();
                 transfer.all = BlockQueue::default();
+                // It is not waited for the stream.
+                if transfer.after.take().is_some()
+                    && let Some(connection) = &self.connection
+                {
+                    let posted = self.posted.iter().filter(|part| part.transfer == *number);
+                    posted.for_each(|part| connection.ring.start_now(part.number));
+                }
             }
         }
         let is_over = |transfer: &Transfer<T>| {
@@ -412,7 +466,9 @@ impl<T> CopyClient<T> {
         }
         let mut is_settled = true;
         let removed = self.transfers.extract_if(|_, transfer| is_cancelled(&transfer.context));
-        for (_, transfer) in removed {
+        let removed: Vec<_> = removed.collect();
+        for (number, transfer) in removed {
+            self.release_streams(number);
             if transfer.open_requests > 0 {
                 is_settled = false;
                 std::mem::forget(transfer.pair);
@@ -420,6 +476,56 @@ impl<T> CopyClient<T> {
             cancelled.push(transfer.context);
         }
         (cancelled, is_settled)
+    }
+
+    /// Lets a stream wait for a transfer.
+    pub(crate) fn delay(
+        &mut self,
+        is_meant: impl Fn(&T) -> bool,
+        stream: &Stream,
+    ) -> Result<StreamDelay> {
+        let found = self.transfers.iter().find(|(_, transfer)| is_meant(&transfer.context));
+        let Some((number, transfer)) = found else { return Ok(StreamDelay::Over) };
+        let Some(connection) = self.connection.as_mut().filter(|_| transfer.rest.is_empty()) else {
+            return Ok(StreamDelay::NotPosted);
+        };
+        connection.ring.pin(stream.device())?;
+        for part in self.posted.iter().filter(|part| part.transfer == *number) {
+            let (word, value) = connection.ring.end_word(stream.device(), part.number)?;
+            stream.wait_for_word(&word, value).during(COPY)?;
+            let release = connection.ring.release_of(part.number);
+            self.delayed_streams.push(DelayedStream { transfer: *number, release });
+        }
+        Ok(StreamDelay::Begun)
+    }
+
+    /// A transfer is over: streams go on whose service ended before it had written an outcome.
+    fn release_streams(&mut self, transfer: u64) {
+        let over = self.delayed_streams.extract_if(.., |delayed| delayed.transfer == transfer);
+        over.for_each(|delayed| delayed.release.release());
+    }
+
+    /// Fails transfers that follow a stream which has failed.
+    fn check_points(&mut self) {
+        for (number, transfer) in &mut self.transfers {
+            let Some(after) = &transfer.after else { continue };
+            match after.is_done() {
+                Ok(false) => {}
+                Ok(true) => transfer.after = None,
+                Err(error) if gpu::proves_idle(&error) => {
+                    transfer.failure.get_or_insert_with(|| Error::caused_by(COPY, error));
+                    transfer.after = None;
+                    self.ended.push_back(*number);
+                    // What it copies does not count.
+                    let posted = self.posted.iter().filter(|part| part.transfer == *number);
+                    if let Some(connection) = &self.connection {
+                        posted.for_each(|part| connection.ring.start_now(part.number));
+                    }
+                }
+                // Only the query failed.
+                Err(_) => {}
+            }
+        }
     }
 
     fn take_outcomes(&mut self) {
@@ -479,7 +585,14 @@ impl<T> CopyClient<T> {
                 }
                 self.part.clear();
                 self.part.extend(transfer.rest.by_ref().take(MAX_PART_BLOCKS));
-                let number = connection.ring.post(pair, transfer.operation, &self.part);
+                let ordered = transfer.after.is_some();
+                let number = connection.ring.post(pair, transfer.operation, &self.part, ordered);
+                if let Some(after) = &transfer.after
+                    && let Err(error) = connection.write_after(after, &self.word_streams, number)
+                {
+                    transfer.failure = Some(error);
+                    connection.ring.start_now(number);
+                }
                 let blocks = self.part.len();
                 let part = PostedPart { number, transfer: number_of_transfer, blocks };
                 self.posted.push_back(part);
@@ -559,6 +672,23 @@ impl<T> Transfer<T> {
 }
 
 impl Connection {
+    /// Lets a stream write the word of a request after a point of another stream.
+    fn write_after(
+        &mut self,
+        after: &Point,
+        word_streams: &HashMap<DeviceName, Stream>,
+        request: u64,
+    ) -> Result<()> {
+        let device = after.device();
+        // The ring may be that of another service than before.
+        self.ring.pin(device)?;
+        let stream = word_streams.get(&device.name());
+        let stream = stream.ok_or("no stream was made").map_err(failed(COPY))?;
+        let (word, value) = self.ring.start_word(device, request)?;
+        stream.wait_for(after).during(COPY)?;
+        stream.write_word(&word, value).during(COPY)
+    }
+
     /// Was the pair opened by this connection?
     fn has(&self, pair: &ServicePair) -> bool {
         pair.opened.load(Ordering::Acquire) >> 32 == u64::from(self.number)

@@ -11,7 +11,7 @@ mod request_ring;
 use std::path::{Path, PathBuf};
 
 pub(crate) use copy_client::{
-    ClientIdentity, CopyClient, ExportedPiece, PairRemote, ServicePair, absence,
+    ClientIdentity, CopyClient, ExportedPiece, PairRemote, ServicePair, StreamDelay, absence,
 };
 pub(crate) use opening::{OfferedPieces, Opening, RegionName, Remote, Reply, Request};
 #[cfg(test)]

@@ -7,7 +7,8 @@
 //! word 24    1 after the service has ended, and with it all copies
 //! word 64    entries of 16 words
 //!              client:  pair and operation, number of blocks, one block (to, from, length),
-//!                       first of several blocks
+//!                       first of several blocks, 1 if it begins after a stream, word that the
+//!                       stream then writes
 //!              service: outcome (number of the request, 0 or the code of an error and 1 more),
 //!                       text of the error
 //! after it   blocks of three words, in a ring of their own
@@ -16,14 +17,16 @@
 //! The service creates it for one client. It copies a request out before it checks it, so a client
 //! that changes it afterwards, or writes garbage, harms only itself.
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use gpu::Block;
+use gpu::{Block, Device, Implementation, Memory, Slice};
 use ipc::{Doorbell, Layout, MappedWords, Segment, WordRange, Words};
 
-use crate::error::{Error, ErrorKind, Result, failed};
+use crate::error::{Context, Error, ErrorKind, Result, failed};
 use crate::path::Operation;
+use crate::pinned::pin;
 use crate::refusal::{code_of, kind_of};
 use crate::wire::malformed;
 
@@ -35,6 +38,8 @@ const FINISHED_WORD: usize = 16;
 const ENDED_WORD: usize = 24;
 const ENTRIES_WORD: usize = 64;
 const ENTRY_WORDS: usize = 16;
+/// A stream of the client writes [a number of the request](start_of) there.
+const START: usize = 7;
 const OUTCOME: usize = 8;
 const TEXT_WORDS: usize = 7;
 const BLOCKS_WORD: usize = ENTRIES_WORD + DEPTH * ENTRY_WORDS;
@@ -45,6 +50,7 @@ const BLOCKS: usize = 1 << 16;
 pub(crate) const MAX_PART_BLOCKS: usize = BLOCKS / 4;
 const WORDS: usize = BLOCKS_WORD + BLOCKS * BLOCK_WORDS;
 const OPEN_RING: &str = "open ring of copy requests";
+const ORDER: &str = "order copy with stream";
 
 /// A request that the service has copied out of shared memory. Nothing of it is checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +59,7 @@ pub(crate) struct PostedRequest {
     pair: u32,
     operation: Operation,
     blocks: Vec<Block>,
+    follows_stream: bool,
 }
 
 impl PostedRequest {
@@ -69,6 +76,11 @@ impl PostedRequest {
         self.operation
     }
 
+    /// Does it begin after a stream of the client?
+    pub(crate) fn follows_stream(&self) -> bool {
+        self.follows_stream
+    }
+
     pub(crate) fn into_blocks(self) -> Vec<Block> {
         self.blocks
     }
@@ -81,6 +93,11 @@ fn entry(number: u64) -> usize {
     ENTRIES_WORD + (number % DEPTH as u64) as usize * ENTRY_WORDS
 }
 
+/// What a stream writes to let a request begin: never 0.
+fn start_of(number: u64) -> u32 {
+    (number as u32) << 1 | 1
+}
+
 fn block_at(number: u64) -> usize {
     BLOCKS_WORD + (number % BLOCKS as u64) as usize * BLOCK_WORDS
 }
@@ -88,6 +105,27 @@ fn block_at(number: u64) -> usize {
 fn doorbell(words: &MappedWords) -> Option<Doorbell<WordRange<MappedWords>>> {
     let range = WordRange::new(words.clone(), 0, Doorbell::<MappedWords>::WORDS)?;
     Doorbell::new(range)
+}
+
+/// The outcome of a request: 0, or the code of an error and 1 more.
+fn outcome_of(number: u64, code: u64) -> u64 {
+    (number + 1) << 8 | code
+}
+
+/// Lets streams of the client go on that wait for a request whose service has ended.
+#[derive(Debug)]
+pub(crate) struct StreamRelease {
+    words: MappedWords,
+    number: u64,
+}
+
+impl StreamRelease {
+    pub(crate) fn release(self) {
+        let at = entry(self.number) + OUTCOME;
+        if self.words.load(at, Acquire) < outcome_of(self.number, 0) {
+            self.words.store(at, outcome_of(self.number, 1), Release);
+        }
+    }
 }
 
 /// The service's side of a ring.
@@ -139,7 +177,7 @@ impl ServiceRing {
             return Err(malformed(OPERATION, format!("{posted} requests posted")));
         }
         let number = self.taken;
-        let [route, count, to, from, length, first] = self.read(entry(number));
+        let [route, count, to, from, length, first, order] = self.read(entry(number));
         let operation = match route >> 32 {
             0 => Operation::Put,
             1 => Operation::Get,
@@ -162,7 +200,14 @@ impl ServiceRing {
         self.taken += 1;
         self.blocks[(number % DEPTH as u64) as usize] = count as u32;
         self.blocks_in_progress += count as usize;
-        Ok(Some(PostedRequest { number, pair: route as u32, operation, blocks }))
+        let (pair, follows_stream) = (route as u32, order != 0);
+        Ok(Some(PostedRequest { number, pair, operation, blocks, follows_stream }))
+    }
+
+    /// Has the stream of a request that [follows](PostedRequest::follows_stream) one written its
+    /// word?
+    pub(crate) fn may_begin(&self, request: u64) -> bool {
+        self.words.load(entry(request) + START, Acquire) as u32 == start_of(request)
     }
 
     fn read<const N: usize>(&self, at: usize) -> [u64; N] {
@@ -195,7 +240,7 @@ impl ServiceRing {
         };
         let blocks = std::mem::take(&mut self.blocks[(number % DEPTH as u64) as usize]);
         self.blocks_in_progress -= blocks as usize;
-        self.words.store(at, (number + 1) << 8 | code, Release);
+        self.words.store(at, outcome_of(number, code), Release);
         self.finished += 1;
         self.words.store(FINISHED_WORD, self.finished, Release);
     }
@@ -204,7 +249,10 @@ impl ServiceRing {
 /// The client's side of a ring.
 #[derive(Debug)]
 pub(crate) struct ClientRing {
+    segment: Segment,
     words: MappedWords,
+    /// The ring, for the streams of an implementation of devices.
+    pinned: HashMap<Implementation, Memory>,
     doorbell: Doorbell<WordRange<MappedWords>>,
     posted: u64,
     /// Outcomes that were taken.
@@ -219,26 +267,36 @@ impl ClientRing {
         let words = segment.words();
         let doorbell = doorbell(&words).filter(|_| words.count() >= WORDS);
         let doorbell = doorbell.ok_or_else(|| malformed(OPEN_RING, "the segment is too short"))?;
-        Ok(Self { words, doorbell, posted: 0, finished: 0, next_block: 0 })
+        let pinned = HashMap::new();
+        Ok(Self { segment, words, pinned, doorbell, posted: 0, finished: 0, next_block: 0 })
     }
 
     /// Posts a request of at most [`MAX_PART_BLOCKS`] blocks, and returns its number. The caller has
-    /// room for it, and rings afterwards.
-    pub(crate) fn post(&mut self, pair: u32, operation: Operation, blocks: &[Block]) -> u64 {
+    /// room for it, and rings afterwards. If it follows a stream, that writes its
+    /// [word](Self::start_word) then.
+    pub(crate) fn post(
+        &mut self,
+        pair: u32,
+        operation: Operation,
+        blocks: &[Block],
+        follows_stream: bool,
+    ) -> u64 {
         let number = self.posted;
         let route = u64::from(pair) | u64::from(operation == Operation::Get) << 32;
+        let order = u64::from(follows_stream);
         let request = match blocks {
-            [Block { to, from, length }] => [route, 0, *to, *from, *length, 0],
+            [Block { to, from, length }] => [route, 0, *to, *from, *length, 0, order],
             _ => {
                 let first = self.next_block;
                 for (block, at) in blocks.iter().zip(first..) {
                     self.write(block_at(at), [block.to, block.from, block.length]);
                 }
                 self.next_block = first.wrapping_add(blocks.len() as u64);
-                [route, blocks.len() as u64, 0, 0, 0, first]
+                [route, blocks.len() as u64, 0, 0, 0, first, order]
             }
         };
         self.write(entry(number), request);
+        self.words.store(entry(number) + START, 0, Relaxed);
         self.posted += 1;
         self.words.store(POSTED_WORD, self.posted, Release);
         number
@@ -252,6 +310,44 @@ impl ClientRing {
 
     pub(crate) fn ring(&self) {
         self.doorbell.ring();
+    }
+
+    /// Makes the ring accessible to streams of a device.
+    pub(crate) fn pin(&mut self, device: &Device) -> Result<()> {
+        let implementation = device.name().implementation;
+        if !self.pinned.contains_key(&implementation) {
+            self.pinned.insert(implementation, pin(&self.segment, device)?);
+        }
+        Ok(())
+    }
+
+    fn word(&self, device: &Device, at: usize) -> Result<Slice> {
+        let memory = self.pinned.get(&device.name().implementation);
+        let memory = memory.ok_or("the ring is not pinned").map_err(failed(ORDER))?;
+        let size = size_of::<u64>() as u64;
+        memory.slice(at as u64 * size, size / 2).during(ORDER)
+    }
+
+    /// What a stream of this device writes to let a request begin that follows it: a word, and its
+    /// value.
+    pub(crate) fn start_word(&self, device: &Device, number: u64) -> Result<(Slice, u32)> {
+        Ok((self.word(device, entry(number) + START)?, start_of(number)))
+    }
+
+    /// Lets a request begin now that was to follow a stream.
+    pub(crate) fn start_now(&self, number: u64) {
+        self.words.store(entry(number) + START, u64::from(start_of(number)), Release);
+        self.ring();
+    }
+
+    /// What streams of this device wait for that follow a request: a word, and its least value.
+    pub(crate) fn end_word(&self, device: &Device, number: u64) -> Result<(Slice, u32)> {
+        Ok((self.word(device, entry(number) + OUTCOME)?, outcome_of(number, 0) as u32))
+    }
+
+    /// What lets streams go on that wait for a request, although the service has written no outcome.
+    pub(crate) fn release_of(&self, number: u64) -> StreamRelease {
+        StreamRelease { words: self.words.clone(), number }
     }
 
     /// Number of requests that were posted.
@@ -315,10 +411,11 @@ mod tests {
             let (posted, operation) = (blocks(count, first), Operation::Get);
             first += count;
             assert!(!service.has_posted());
-            let number = client.post(7, operation, &posted);
+            let number = client.post(7, operation, &posted, false);
             assert!(service.has_posted());
             let taken = service.take().unwrap().unwrap();
-            assert_eq!(taken, PostedRequest { number, pair: 7, operation, blocks: posted });
+            assert_eq!((taken.number(), taken.pair(), taken.operation()), (number, 7, operation));
+            assert_eq!(taken.into_blocks(), posted);
             assert!(!client.has_outcomes() && client.outcome(number).is_none());
             let failure = (ErrorKind::Stale, "the region was withdrawn".to_owned());
             let is_good = round % 2 == 0;
@@ -339,7 +436,7 @@ mod tests {
         for posted in 0..3 {
             let (mut service, mut client) = rings();
             for _ in 0..3 {
-                client.post(1, Operation::Put, &blocks(1, 0));
+                client.post(1, Operation::Put, &blocks(1, 0), false);
             }
             (0..3).for_each(|_| drop(service.take().unwrap().unwrap()));
             client.words.store(POSTED_WORD, posted, Release);
@@ -352,7 +449,7 @@ mod tests {
     fn blocks_beyond_their_ring_are_refused() {
         let (mut service, mut client) = rings();
         for _ in 0..5 {
-            client.post(1, Operation::Put, &blocks(MAX_PART_BLOCKS as u64, 0));
+            client.post(1, Operation::Put, &blocks(MAX_PART_BLOCKS as u64, 0), false);
         }
         (0..4).for_each(|_| drop(service.take().unwrap().unwrap()));
         assert_eq!(service.take().unwrap_err().kind(), ErrorKind::Malformed);
@@ -363,8 +460,9 @@ mod tests {
     #[test]
     fn outcomes_are_taken_in_any_order() {
         let (mut service, mut client) = rings();
-        let numbers: Vec<_> =
-            (0..DEPTH).map(|at| client.post(at as u32, Operation::Put, &blocks(1, 0))).collect();
+        let numbers: Vec<_> = (0..DEPTH)
+            .map(|at| client.post(at as u32, Operation::Put, &blocks(1, 0), false))
+            .collect();
         while let Some(taken) = service.take().unwrap() {
             assert_eq!(taken.number, u64::from(taken.pair));
         }
@@ -378,7 +476,7 @@ mod tests {
     #[test]
     fn false_words_end_the_client_and_long_texts_are_cut() {
         let (mut service, mut client) = rings();
-        let number = client.post(1, Operation::Put, &blocks(1, 0));
+        let number = client.post(1, Operation::Put, &blocks(1, 0), false);
         service.take().unwrap().unwrap();
         service.finish(number, Err((ErrorKind::Failed, "ä".repeat(100))));
         let error = client.outcome(number).unwrap().unwrap_err().to_string();
@@ -390,10 +488,10 @@ mod tests {
             (entry(1) + 1, MAX_PART_BLOCKS as u64 + 1),
         ] {
             let (mut service, mut client) = rings();
-            let number = client.post(1, Operation::Put, &blocks(2, 0));
+            let number = client.post(1, Operation::Put, &blocks(2, 0), false);
             service.take().unwrap().unwrap();
             service.finish(number, Ok(()));
-            client.post(1, Operation::Put, &blocks(2, 0));
+            client.post(1, Operation::Put, &blocks(2, 0), false);
             client.words.store(at, value, Release);
             assert_eq!(service.take().unwrap_err().kind(), ErrorKind::Malformed, "{at}");
         }

@@ -207,6 +207,11 @@ impl Client {
         lock(&self.ring).take()
     }
 
+    /// Has the stream of the client written its word that this request follows?
+    pub(super) fn may_begin(&self, request: u64) -> bool {
+        lock(&self.ring).may_begin(request)
+    }
+
     /// Writes the outcome of a request, and wakes the client.
     pub(super) fn finish(
         &self,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpu::{CopyMethod, DeviceName, Pause};
-use threads::ExactTimer;
+use threads::{ExactTimer, RetryBackoff};
 
 use super::clients::{Client, Pair, PairState};
 use super::fair_queue::{FairQueue, QueuedRequest, TURN};
@@ -31,6 +31,9 @@ const MAX_PIECES_IN_FLIGHT: usize = 64;
 const SPIN: Duration = Duration::from_micros(25);
 /// How often mappings of regions are checked whose owner may be gone.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(50);
+/// Streams of clients ring no doorbell.
+const STREAM_POLL: RetryBackoff =
+    RetryBackoff::new(Duration::from_micros(20), Duration::from_millis(1));
 const IDLE_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the end of the service waits for copies.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -79,6 +82,10 @@ struct Served {
 pub(super) struct Engine {
     served: Served,
     seen_changes: u64,
+    /// Requests that follow a stream of their client, which has not written its word.
+    behind_streams: Vec<(u64, PostedRequest)>,
+    /// How long the thread sleeps before it looks at those words again.
+    stream_poll: RetryBackoff,
     lanes: HashMap<LaneKey, Lane>,
     busy_until: Instant,
     next_sweep: Instant,
@@ -91,6 +98,8 @@ impl Engine {
         Self {
             served: Served { shared, clients: HashMap::new() },
             seen_changes: 0,
+            behind_streams: Vec::new(),
+            stream_poll: STREAM_POLL,
             lanes: HashMap::new(),
             busy_until: now,
             next_sweep: now,
@@ -221,8 +230,20 @@ impl Engine {
                 }
             }
         }
+        taken.extend(self.behind_streams.extract_if(.., |(client, request)| {
+            let connected = self.served.clients.get(client);
+            connected.is_none_or(|it| it.client.may_begin(request.number()))
+        }));
         for (client, request) in taken {
             has_any = true;
+            self.stream_poll.reset();
+            let connected = self.served.clients.get(&client);
+            if request.follows_stream()
+                && connected.is_some_and(|it| !it.client.may_begin(request.number()))
+            {
+                self.behind_streams.push((client, request));
+                continue;
+            }
             let number = request.number();
             if let Err(error) = self.accept(client, request) {
                 self.served.report(client, number, Err((error.kind(), error.reason())));
@@ -290,6 +311,10 @@ impl Engine {
             Some(Pause::Spin) => return std::hint::spin_loop(),
             Some(Pause::Until(look)) => look,
             None => now + interval,
+        };
+        let until = match self.behind_streams.is_empty() {
+            true => until,
+            false => until.min(now + self.stream_poll.next_pause()),
         };
         let _exact = look.map(|_| ExactTimer::set());
         // The clients' doorbells, then a last look at their rings, then this thread's own doorbell.

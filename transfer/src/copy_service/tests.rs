@@ -123,7 +123,7 @@ impl RawClient {
     }
 
     fn copy(&mut self, pair: u32, operation: Operation, block: Block) -> Result<()> {
-        let number = self.ring.post(pair, operation, &[block]);
+        let number = self.ring.post(pair, operation, &[block], false);
         self.ring.ring();
         let end = ipc::deadline(TIMEOUT);
         loop {

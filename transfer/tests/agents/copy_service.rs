@@ -239,6 +239,47 @@ fn transfers_are_repeated_by_the_next_service() {
     fixture.end(peer);
 }
 
+/// A stream that the transfer follows, and one that follows it, outlive the service.
+#[test]
+fn order_of_streams_survives_a_killed_service() {
+    let _alone = alone();
+    let mut fixture = AgentFixture::open();
+    let directory = fixture.directory.clone();
+    let mut service = start_service(&directory);
+    let peer = fixture.peer_process("shared", &[]);
+    let route = join_by_service(&mut fixture, &peer);
+    let device = device();
+    if device.name().implementation != gpu::Implementation::Emulated {
+        testkit::skip!("only emulated devices can be slowed down");
+    }
+    let number = device.name().number;
+    let slow = emulated::FaultConfig { delay: Duration::from_millis(200), ..Default::default() };
+    let (before, later) = (device.stream().unwrap(), device.stream().unwrap());
+    for has_next in [true, false] {
+        fill(&fixture.memory, LENGTH, 20);
+        emulated::configure_faults(number, slow);
+        before.fill(&fixture.memory.whole(), 5).unwrap();
+        let token = fixture.agent.put_after(&route, &WHOLE, None, &before).unwrap();
+        fixture.agent.delay_stream(token, &later, TIMEOUT).unwrap();
+        emulated::configure_faults(number, emulated::FaultConfig::default());
+        service.kill();
+        if has_next {
+            service = start_service(&directory);
+        }
+        assert!(!later.is_done().unwrap());
+        match fixture.agent.wait(token, TIMEOUT) {
+            Ok(_) => assert!(has_next),
+            Err(error) => assert!(!has_next && error.kind() == ErrorKind::Closed, "{error}"),
+        }
+        later.synchronize(TIMEOUT).unwrap();
+        if has_next {
+            let expected = gpu::checksum(&vec![5; LENGTH as usize]);
+            assert_eq!(fixture.request(&peer, SUM, 0), expected);
+        }
+    }
+    fixture.end(peer);
+}
+
 /// Memory of an owner is not kept by the service after its region or its process is gone.
 #[test]
 fn service_forgets_regions_that_are_gone() {

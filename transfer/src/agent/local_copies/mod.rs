@@ -9,13 +9,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use gpu::{Block, Device, DeviceName, Pause, Point, PreparedBlocks, Slice};
+use gpu::{Block, Device, DeviceName, Pause, Point, PreparedBlocks, Slice, Stream};
 
 use super::OperationContext;
 use super::host_staged::{StagedCopies, StagedMover};
 use crate::blocks::{BlockListPool, BlockQueue};
 use crate::copy_queue::CopyQueue;
-use crate::copy_requests::{ClientIdentity, CopyClient, PairRemote, RegionName, ServicePair};
+use crate::copy_requests::{
+    ClientIdentity, CopyClient, PairRemote, RegionName, ServicePair, StreamDelay,
+};
 use crate::error::{Error, Result};
 use crate::host_buffer::HostBuffer;
 use crate::operations::Token;
@@ -158,7 +160,7 @@ impl LocalCopies {
         match mover {
             LocalMover::Service(number, pair) => {
                 let blocks = requested.list(&mut store);
-                self.services[*number].1.begin(context, pair, operation, blocks);
+                self.services[*number].1.begin(context, pair, operation, blocks, after);
             }
             LocalMover::Staged(mover) => {
                 let blocks = self.block_lists.copy_blocks(requested.list(&mut store));
@@ -264,6 +266,34 @@ impl LocalCopies {
         let is_stopped = self.staged.stop(is_meant)
             || self.services.iter_mut().any(|(_, service)| service.stop(is_meant));
         (is_stopped, None)
+    }
+
+    /// Can a transfer of so many blocks follow a stream of this device, by the copy service?
+    pub(super) fn can_service_follow(
+        &mut self,
+        mover: &LocalMover,
+        device: &Device,
+        blocks: usize,
+    ) -> bool {
+        match mover {
+            LocalMover::Service(number, _) => self.services[*number].1.can_follow(device, blocks),
+            _ => false,
+        }
+    }
+
+    /// Lets a stream wait for a transfer by the copy service.
+    pub(super) fn delay_by_service(
+        &mut self,
+        token: Token,
+        stream: &Stream,
+    ) -> Result<StreamDelay> {
+        for (_, service) in &mut self.services {
+            match service.delay(|context| context.token == token, stream)? {
+                StreamDelay::Over => {}
+                found => return Ok(found),
+            }
+        }
+        Ok(StreamDelay::Over)
     }
 
     /// Does the CPU of this process copy it?

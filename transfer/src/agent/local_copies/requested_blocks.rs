@@ -64,6 +64,15 @@ impl RequestedBlocks<'_> {
         }
     }
 
+    /// Number of blocks, at most.
+    pub(in crate::agent) fn count(&self) -> usize {
+        match self {
+            Self::Given(blocks, _) => blocks.count(),
+            Self::Prepared(prepared, None) => prepared.blocks().len(),
+            Self::Prepared(_, Some(indices)) => indices.len(),
+        }
+    }
+
     /// The copy of a device between two ranges, with a store for selected blocks.
     pub(super) fn copy_request<'b>(
         &'b self,
