@@ -173,7 +173,7 @@ struct Transfer<T> {
     context: T,
     pair: Arc<ServicePair>,
     operation: Operation,
-    /// It begins after this point of a stream of this process; None later.
+    /// The point of a stream of this process after which it begins; None later.
     after: Option<Point>,
     /// All blocks, to repeat the transfer by another service.
     all: BlockQueue,
@@ -196,7 +196,7 @@ struct DelayedStream {
 /// Does a stream wait for a transfer?
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StreamDelay {
-    /// It does from now on.
+    /// Yes, from now on.
     Begun,
     /// Not all of the transfer is posted yet.
     NotPosted,
