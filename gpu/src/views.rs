@@ -13,6 +13,7 @@ use crate::memory::Memory;
 
 /// A range of addresses: its start and its length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
 pub struct Range {
     /// The first address.
     pub address: u64,
@@ -22,6 +23,7 @@ pub struct Range {
 
 /// A part of an adopted memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
 pub struct View {
     /// The index of the memory.
     pub memory: usize,
@@ -81,18 +83,30 @@ impl Device {
         ranges: &[Range],
         owner: impl fmt::Debug + Send + Sync + 'static,
     ) -> Result<Views> {
+        let (spans, views) = self.group_views(ranges)?;
+        let owner = Arc::new(owner);
+        let adopt = |span: Range| {
+            // SAFETY: each allocation between the first and the last view has one of them, and
+            // belongs to the owner by the caller's promise.
+            unsafe { self.adopt(span.address, span.length, Arc::clone(&owner)) }
+        };
+        let memories = spans.into_iter().map(adopt).collect::<Result<_>>()?;
+        Ok(Views { memories, views })
+    }
+
+    /// Groups ranges that share allocations: the range of each group, from the first to the last of
+    /// its members, and where each range is in these. For callers that adopt the groups themselves.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for an empty range; the driver's for an address
+    /// that it does not know.
+    pub fn group_views(&self, ranges: &[Range]) -> Result<(Vec<Range>, Vec<View>)> {
         let (spans, views) = group(ranges, |address| {
             let found = self.attributes(address)?;
             Ok(Range { address: found.base, length: found.length })
         })?;
-        let owner = Arc::new(owner);
-        let adopt = |span: Span| {
-            // SAFETY: each allocation between the first and the last view has one of them, and
-            // belongs to the owner by the caller's promise.
-            unsafe { self.adopt(span.start, span.end - span.start, Arc::clone(&owner)) }
-        };
-        let memories = spans.into_iter().map(adopt).collect::<Result<_>>()?;
-        Ok(Views { memories, views })
+        let range = |span: Span| Range { address: span.start, length: span.end - span.start };
+        Ok((spans.into_iter().map(range).collect(), views))
     }
 }
 

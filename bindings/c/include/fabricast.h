@@ -611,6 +611,38 @@ fabricast_status fabricast_memory_adopt_with_release(void *pointer, size_t lengt
                                                      void *user_data,
                                                      fabricast_memory **memory);
 
+/* A range of addresses. */
+typedef struct fabricast_range {
+    uint64_t address; /* of its first byte */
+    uint64_t length;
+} fabricast_range;
+
+/* Where a range is in adopted memories. */
+typedef struct fabricast_view {
+    uint64_t memory; /* the index of its memory */
+    uint64_t offset; /* there */
+    uint64_t length;
+} fabricast_view;
+
+/*
+ * Adopts many ranges of one device's memory, such as the pages of a cache: as one memory for each
+ * group of ranges that share allocations, from the first to the last of them. memories gets their
+ * handles, at most `capacity`, and *adopted their number; views gets the place of each range, in
+ * their order, and has `count` elements. FABRICAST_E_TOO_MANY if there are more memories; `count` is
+ * always enough.
+ *
+ * All of each allocation must stay allocated until the memories have been closed.
+ *
+ *     fabricast_memory *memories[MAX];
+ *     fabricast_memory_adopt_views(pages, count, memories, MAX, &adopted, views);
+ *     for (size_t at = 0; at < adopted; at++)
+ *         fabricast_region_register(agent, memories[at], FABRICAST_READ, &regions[at]);
+ *     ... a page is views[n].length bytes from views[n].offset on, of regions[views[n].memory] ...
+ */
+fabricast_status fabricast_memory_adopt_views(const fabricast_range *ranges, size_t count,
+                                              fabricast_memory **memories, size_t capacity,
+                                              size_t *adopted, fabricast_view *views);
+
 /*
  * The memory's address in this process. Of allocated memory: valid until the memory, its regions
  * and their routes are closed. Peers with the right to write change the bytes at any time; a notice

@@ -3,7 +3,9 @@
 
 use std::fmt;
 
-use gpu::{Allocator, Device, Implementation, Memory, PointerAttributes, Slice, Stream};
+use gpu::{
+    Allocator, Device, Implementation, Memory, PointerAttributes, Range, Slice, Stream, View,
+};
 use pubsub::MemoryLocation;
 use transfer::{Buffer, HostBuffer};
 
@@ -115,6 +117,37 @@ pub(crate) fn adopt_memory(
     // SAFETY: as above, and the caller writes there only what transfers do not use.
     let adopted = unsafe { HostBuffer::adopt(start, range.length(), owner) };
     Ok(Buffer::Host(adopted?))
+}
+
+/// Groups ranges of memory of one device by their allocations: the device, and its ranges to adopt,
+/// and where each range is in these.
+pub(crate) fn group_views(
+    operation: Operation,
+    ranges: &[Range],
+) -> Result<(Device, Vec<Range>, Vec<View>)> {
+    let refused = |detail: &str| Err(Failure::invalid(operation, detail));
+    let Some(first) = ranges.first() else { return refused("no ranges") };
+    let Some(name) = PointerAttributes::of(first.address).and_then(|found| found.device) else {
+        return refused("the first range is not on a device. Adopt memory of the host by itself");
+    };
+    let device = Device::open(name)?;
+    let (groups, views) = device.group_views(ranges)?;
+    let is_elsewhere =
+        |group: &Range| PointerAttributes::of(group.address).and_then(|it| it.device) != Some(name);
+    if groups.iter().any(is_elsewhere) {
+        return refused(&format!("not all ranges are on {name}"));
+    }
+    Ok((device, groups, views))
+}
+
+/// Adopts a range of a device's memory until `owner` is dropped.
+pub(crate) fn adopt_range(
+    device: &Device,
+    range: Range,
+    owner: impl fmt::Debug + Send + Sync + 'static,
+) -> Result<Buffer> {
+    // SAFETY: valid until the owner is dropped, as the caller guarantees.
+    Ok(Buffer::Device(unsafe { device.adopt(range.address, range.length, owner) }?))
 }
 
 fn is_cuda(memory: MemoryLocation) -> bool {

@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use gpu::{DEFAULT_TIMEOUT, Device};
+use gpu::{DEFAULT_TIMEOUT, Device, Range, View};
 use ipc::Interruption;
 use pubsub::MemoryLocation;
 use transfer::{Buffer, HostBuffer};
@@ -13,7 +13,7 @@ use transfer::{Buffer, HostBuffer};
 use crate::caller_memory;
 use crate::exclusive::interrupted;
 use crate::failure::{Failure, Operation, Result};
-use crate::ffi::{CallerRange, Out, Text, UserData, export};
+use crate::ffi::{Array, CallerRange, Out, OutArray, Text, UserData, export};
 use crate::handle::{Handle, kind};
 use crate::registry;
 use crate::release::{OptionalReleaseCallback, Release};
@@ -127,6 +127,15 @@ impl OpenMemory {
     }
 }
 
+/// Closes handles that the caller does not get.
+fn close_all(operation: Operation, opened: &[*mut OpenMemory]) {
+    for raw in opened {
+        let closed = Handle::of_pointer(operation, *raw)
+            .and_then(|handle| registry::close(operation, Some(handle)));
+        debug_assert!(closed.is_ok());
+    }
+}
+
 export! {
     /// Allocates memory that peers can map.
     fn fabricast_memory_allocate(
@@ -168,6 +177,40 @@ export! {
         let opened = registry::open(OPERATION, OpenMemory::new(buffer, Owner::Notified))?;
         release.arm();
         memory.put(opened)
+    }
+
+    /// Adopts many ranges of a device's memory, grouped by their allocations.
+    fn fabricast_memory_adopt_views(
+        ranges: Array<'_, Range>,
+        count: usize,
+        memories: OutArray<'_, *mut OpenMemory>,
+        capacity: usize,
+        adopted: Out<'_, usize>,
+        views: OutArray<'_, View>,
+    ) -> i32, c"adopt views of memory" {
+        let ranges = ranges.get(OPERATION, "ranges", count)?;
+        let (device, groups, places) = caller_memory::group_views(OPERATION, ranges)?;
+        if groups.len() > capacity {
+            let detail = format!("the ranges are in {} memories, memories has {capacity} elements", groups.len());
+            return Err(Failure::new(Status::TooMany, OPERATION, detail));
+        }
+        views.put(OPERATION, "views", count, &places)?;
+        let mut opened = Vec::new();
+        for group in groups {
+            let used = Arc::new(());
+            let owner = Owner::Waiting(Arc::downgrade(&used));
+            let open = caller_memory::adopt_range(&device, group, used)
+                .and_then(|buffer| registry::open(OPERATION, OpenMemory::new(buffer, owner)));
+            match open {
+                Ok(handle) => opened.push(handle),
+                Err(failure) => {
+                    close_all(OPERATION, &opened);
+                    return Err(failure);
+                }
+            }
+        }
+        memories.put(OPERATION, "memories", capacity, &opened).inspect_err(|_| close_all(OPERATION, &opened))?;
+        adopted.put(opened.len())
     }
 
     fn fabricast_memory_address(

@@ -23,9 +23,9 @@ struct Unused {
 // SAFETY: it is dropped by threads that hold the lock of the interpreter, and not used otherwise.
 unsafe impl Send for Unused {}
 
-/// An array of another library whose memory an agent adopted. It is dropped by a thread of Python:
+/// Arrays of other libraries whose memory an agent adopted. They are dropped by a thread of Python:
 /// the last user may be a thread of the library, which must not wait for the interpreter.
-pub(crate) struct Kept(Option<Unused>);
+pub(crate) struct Kept(Vec<Unused>);
 
 // SAFETY: nothing is read through it.
 unsafe impl Sync for Kept {}
@@ -38,7 +38,12 @@ impl fmt::Debug for Kept {
 
 impl Kept {
     pub(crate) fn new(source: Source) -> Self {
-        Self(Some(Unused { _source: source }))
+        Self::all([source])
+    }
+
+    /// Several arrays with one use.
+    pub(crate) fn all(sources: impl IntoIterator<Item = Source>) -> Self {
+        Self(sources.into_iter().map(|source| Unused { _source: source }).collect())
     }
 }
 
@@ -59,7 +64,7 @@ pub(crate) fn drop_unused(_py: Python<'_>) {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        lock(UNUSED.get()).extend(self.0.take());
+        lock(UNUSED.get()).append(&mut self.0);
         // SAFETY: any thread may call it. If Python has too many calls to make, a later one drops
         // this source, too; if it ends, the process does.
         unsafe {

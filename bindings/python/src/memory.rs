@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ptr;
 use std::sync::{Arc, Mutex};
 
-use gpu::{DEFAULT_TIMEOUT, Device, DeviceName};
+use gpu::{DEFAULT_TIMEOUT, Device, DeviceName, Range, View};
 use ipc::PerProcess;
 use pubsub::MemoryLocation;
 use pyo3::prelude::*;
@@ -156,6 +156,40 @@ pub(crate) fn buffer_of(array: &Bound<'_, PyAny>) -> Result<Buffer> {
             Ok(unsafe { device.adopt(address, length, Kept::new(source)) }?.into())
         }
     }
+}
+
+/// The memories of many arrays on one GPU, which stay as long as they are used: one for each group of
+/// arrays that share allocations. And the place of each array in these.
+pub(crate) fn memories_of(arrays: &Bound<'_, PyAny>) -> Result<(Vec<Buffer>, Vec<View>)> {
+    const OPERATION: &str = "register views";
+    drop_unused(arrays.py());
+    let (mut sources, mut ranges, mut device) = (Vec::new(), Vec::new(), None);
+    for (index, array) in arrays.try_iter()?.enumerate() {
+        let refused =
+            |cause: &str| Err(Failure::invalid(OPERATION, format!("array {index} {cause}")));
+        let source = Source::of(OPERATION, &array?)?;
+        let Some(number) = source.cuda_device() else {
+            return refused("is not on a GPU: register it, or the array that it is a view of");
+        };
+        if *device.get_or_insert(number) != number {
+            return refused("is on another GPU than the first");
+        }
+        if source.is_read_only() {
+            return refused("is read-only, and an agent may write to it: copy it");
+        }
+        if !source.layout().is_contiguous() || source.length() == 0 {
+            return refused("is empty or has gaps: a view is contiguous");
+        }
+        ranges.push(Range { address: source.address(), length: source.length() });
+        sources.push(source);
+    }
+    let Some(number) = device else { return Ok((Vec::new(), Vec::new())) };
+    let device = Device::open(DeviceName::cuda(number))?;
+    // SAFETY: the memory of the sources, which are kept as long as it is used, and with them all of
+    // their allocations.
+    let adopted = unsafe { device.adopt_views(&ranges, Kept::all(sources)) }?;
+    let memories = adopted.memories().iter().cloned().map(Buffer::from).collect();
+    Ok((memories, adopted.views().to_vec()))
 }
 
 /// Are these bytes in memory that the library allocated or mapped, and that can be shared?

@@ -297,7 +297,7 @@ def test_requests_reach_another_process_by_several_paths(tmp_path):
                 # An operation that is over delays nothing on any path.
                 put.delay_stream(0)
             except errors.NoPath as error:
-                assert path == "host-staged" and "by host-staged. Wait" in str(error)
+                assert path == "host-staged" and "for host-staged. Wait" in str(error)
             assert put.wait() == len(indices) * PAGE
             for index in map(int, indices):
                 expected[index] = first + index

@@ -307,3 +307,33 @@ def test_memory_of_pool_has_fabric_handles_where_permitted(is_permitted, monkeyp
     process.start()
     process.join(60)
     assert process.exitcode == 0
+
+
+def test_views_are_registered_by_their_allocations(tmp_path):
+    agent = fabricast.Agent("here", directory=str(tmp_path))
+    context = ctypes.c_void_p()
+    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert driver.cuCtxSetCurrent(context) == 0
+    starts = []
+    for _ in range(2):
+        plain = ctypes.c_uint64()
+        assert driver.cuMemAlloc_v2(ctypes.byref(plain), ctypes.c_size_t(MEBI)) == 0
+        starts.append(plain.value)
+    # Each page of 4 KiB is followed by a gap, and pages of both caches alternate.
+    pages = [CudaArray(start + at, (1024,)) for at in range(8192, MEBI, 8192) for start in starts]
+    views = agent.register_views(pages, read=True)
+    assert len(views) == len(pages) and {id(region) for region, _ in views} == {id(views[0][0]), id(views[1][0])}
+    assert [offset for _, offset in views[::2]] == list(range(0, MEBI - 8192, 8192))
+    assert agent.register_views([]) == []
+    for wrong, cause in (
+        ([pages[0], numpy.zeros(4)], "array 1 is not on a GPU"),
+        ([CudaArray(starts[0], (4, 3), strides=(32, 8))], "array 0 is empty or has gaps"),
+    ):
+        with pytest.raises(errors.InvalidArgument, match=cause):
+            agent.register_views(wrong)
+    begin = time.monotonic()
+    many = agent.register_views([pages[at % len(pages)] for at in range(10_000)])
+    print(f"10 000 views in {(time.monotonic() - begin) * 1e3:.1f} ms")
+    assert len(many) == 10_000
+    del many, views
+    agent.close()

@@ -63,3 +63,42 @@ impl<T: Plain> Argument for Array<'_, T> {
         Ok(Self { start: raw, lives: PhantomData })
     }
 }
+
+/// An array for results, whose number of elements is not known yet; NULL for none.
+#[derive(Debug)]
+pub(crate) struct OutArray<'a, T> {
+    start: *mut T,
+    lives: PhantomData<&'a mut [T]>,
+}
+
+impl<T: Plain> OutArray<'_, T> {
+    /// Writes results to the array's first elements, of which the caller has stated how many there
+    /// are.
+    pub(crate) fn put(
+        self,
+        operation: Operation,
+        name: &str,
+        capacity: usize,
+        results: &[T],
+    ) -> Result<()> {
+        if results.is_empty() {
+            return Ok(());
+        }
+        check_pointer((operation, name), self.start)?;
+        if results.len() > capacity {
+            let cause = format!("has {capacity} elements, for {} results", results.len());
+            return refuse((operation, name), &cause);
+        }
+        // SAFETY: not NULL, aligned, and valid for so many elements as the caller guarantees.
+        unsafe { self.start.copy_from_nonoverlapping(results.as_ptr(), results.len()) };
+        Ok(())
+    }
+}
+
+impl<T: Plain> Argument for OutArray<'_, T> {
+    type Raw = *mut T;
+
+    unsafe fn from_c(_: Name<'_>, raw: *mut T, _: usize) -> Result<Self> {
+        Ok(Self { start: raw, lives: PhantomData })
+    }
+}

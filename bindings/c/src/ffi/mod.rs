@@ -18,7 +18,7 @@ use crate::failure::{self, Failure, Operation, Result};
 use crate::status::Status;
 
 pub(crate) use self::argument::{Argument, CallerRange, Name, Text, UserData, plain};
-pub(crate) use self::array::Array;
+pub(crate) use self::array::{Array, OutArray};
 pub(crate) use self::structure::{Layout, Out, OutStruct, Plain, WithDefaults};
 
 /// Functions of the interface, which the headers describe. Each has an operation, with which its

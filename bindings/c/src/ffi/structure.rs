@@ -27,6 +27,10 @@ unsafe impl Plain for i64 {}
 unsafe impl Plain for u8 {}
 // SAFETY: as above; three numbers in C layout.
 unsafe impl Plain for gpu::Block {}
+// SAFETY: as above; two numbers.
+unsafe impl Plain for gpu::Range {}
+// SAFETY: as above; three numbers.
+unsafe impl Plain for gpu::View {}
 // SAFETY: as above.
 unsafe impl Plain for i32 {
     /// Descriptor -1 is none, since 0 is valid.

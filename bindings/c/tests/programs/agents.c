@@ -77,6 +77,57 @@ static void memory(void)
     }
 }
 
+/* Views of two allocations of a device, one after the other. */
+static void views(void)
+{
+    enum { PAGES = 64, PAGE = 4096 };
+    fabricast_memory *caches[2], *memories[2];
+    fabricast_range pages[PAGES];
+    fabricast_view places[PAGES];
+    fabricast_region *region;
+    void *start[2];
+    size_t adopted = 9, length;
+    int at;
+
+    for (at = 0; at < 2; at++) {
+        DONE(fabricast_memory_allocate("emulated:0", (size_t)PAGES * PAGE, &caches[at]));
+        DONE(fabricast_memory_address(caches[at], &start[at], &length));
+    }
+    for (at = 0; at < PAGES; at++) {
+        pages[at].address = (uint64_t)(uintptr_t)start[at % 2] + (uint64_t)(PAGES - 1 - at) * PAGE;
+        pages[at].length = PAGE / 2;
+    }
+    EXPECT(FABRICAST_E_TOO_MANY,
+           fabricast_memory_adopt_views(pages, PAGES, memories, 1, &adopted, places));
+    CHECK(adopted == 0);
+    EXPECT(FABRICAST_E_INVALID_ARGUMENT,
+           fabricast_memory_adopt_views(pages, 0, memories, 2, &adopted, places));
+    EXPECT(FABRICAST_E_INVALID_ARGUMENT,
+           fabricast_memory_adopt_views(pages, PAGES, memories, 2, &adopted, NULL));
+    EXPECT(FABRICAST_E_INVALID_ARGUMENT,
+           fabricast_memory_adopt_views(pages, PAGES, NULL, 2, &adopted, places));
+    DONE(fabricast_memory_adopt_views(pages, PAGES, memories, 2, &adopted, places));
+    CHECK(adopted == 2);
+    for (at = 0; at < PAGES; at++) {
+        void *address;
+        CHECK(places[at].memory < 2 && places[at].length == PAGE / 2);
+        DONE(fabricast_memory_address(memories[places[at].memory], &address, &length));
+        CHECK((uint64_t)(uintptr_t)address + places[at].offset == pages[at].address);
+        CHECK(places[at].offset + PAGE / 2 <= length);
+    }
+    region = enter(all.here, memories[1], FABRICAST_READ);
+    EXPECT(FABRICAST_E_WOULD_BLOCK, fabricast_memory_close(memories[1], FABRICAST_NOW));
+    DONE(fabricast_region_close(region));
+    for (at = 0; at < 2; at++) {
+        close_memory(memories[at]);
+        close_memory(caches[at]);
+    }
+    pages[0].address = (uint64_t)(uintptr_t)pages;
+    EXPECT(FABRICAST_E_INVALID_ARGUMENT,
+           fabricast_memory_adopt_views(pages, 1, memories, 2, &adopted, places));
+    SAYS("not on a device");
+}
+
 static void regions(void)
 {
     struct bytes descriptor = descriptor_of(all.remote);
@@ -365,6 +416,7 @@ int main(void)
     descriptor = descriptor_of(all.remote);
     all.route = join_region(all.here, all.peer, all.local, &descriptor);
     memory();
+    views();
     regions();
     routes();
     transfers();

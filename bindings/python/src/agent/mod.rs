@@ -17,7 +17,9 @@ use launch::Group;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use transfer::path;
-use transfer::{Agent, AgentCard, AgentOptions, Blocks, Notice, PeerId, Rights, Route, Token};
+use transfer::{
+    Agent, AgentCard, AgentOptions, Blocks, Buffer, Notice, PeerId, Rights, Route, Token,
+};
 
 pub(crate) use self::agent_event::PyAgentEvent;
 pub(crate) use self::operation::PyOperation;
@@ -32,7 +34,7 @@ use self::route::device_of;
 use crate::caller_stream::CallerStream;
 use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Result};
-use crate::memory::buffer_of;
+use crate::memory::{buffer_of, memories_of};
 use crate::waits::{LONGEST_CALL, Timeout, interruptibly, unless_late, wait};
 
 const START: &str = "start agent";
@@ -141,6 +143,27 @@ impl PyAgent {
     }
 }
 
+impl PyAgent {
+    fn register_buffer(
+        &self,
+        py: Python<'_>,
+        buffer: Buffer,
+        read: bool,
+        write: bool,
+    ) -> Result<PyRegion> {
+        let device = device_of(&buffer);
+        let region = self.agent.with(py, "register region", |agent| {
+            Ok(match (read, write) {
+                (false, false) => agent.register_local(buffer),
+                (true, false) => agent.register(buffer, Rights::READ),
+                (false, true) => agent.register(buffer, Rights::WRITE),
+                (true, true) => agent.register(buffer, Rights::ALL),
+            }?)
+        })?;
+        Ok(PyRegion::new(region, device))
+    }
+}
+
 #[pymethods]
 impl PyAgent {
     /// Starts an agent. Peers on the machine reach it through `directory`, which both see, peers on
@@ -197,17 +220,27 @@ impl PyAgent {
         read: bool,
         write: bool,
     ) -> Result<PyRegion> {
-        let buffer = buffer_of(array)?;
-        let device = device_of(&buffer);
-        let region = self.agent.with(py, "register region", |agent| {
-            Ok(match (read, write) {
-                (false, false) => agent.register_local(buffer),
-                (true, false) => agent.register(buffer, Rights::READ),
-                (false, true) => agent.register(buffer, Rights::WRITE),
-                (true, true) => agent.register(buffer, Rights::ALL),
-            }?)
-        })?;
-        Ok(PyRegion::new(region, device))
+        self.register_buffer(py, buffer_of(array)?, read, write)
+    }
+
+    /// Registers many arrays on one GPU, such as the pages of a cache: one region for each group of
+    /// arrays that share allocations. Returns the region of each array, and its offset there.
+    #[pyo3(signature = (arrays, *, read=false, write=false))]
+    fn register_views(
+        &self,
+        py: Python<'_>,
+        arrays: &Bound<'_, PyAny>,
+        read: bool,
+        write: bool,
+    ) -> Result<Vec<(Py<PyRegion>, u64)>> {
+        let (memories, views) = memories_of(arrays)?;
+        let regions = memories.into_iter().map(|memory| {
+            let region = self.register_buffer(py, memory, read, write)?;
+            Ok(Py::new(py, region)?)
+        });
+        let regions = regions.collect::<Result<Vec<_>>>()?;
+        let region = |view: gpu::View| (regions[view.memory].clone_ref(py), view.offset);
+        Ok(views.into_iter().map(region).collect())
     }
 
     /// Publishes a region by name on the card from now on.
