@@ -12,7 +12,7 @@ use std::time::Duration;
 use gpu::{Block, CopyMethod, Device, DeviceName, Implementation};
 use serde::{Deserialize, Serialize};
 use transfer::path::{Operation, Policy};
-use transfer::{Agent, PeerId, Route};
+use transfer::{Agent, PeerId, PreparedTransfer, Route};
 
 use link_counters::{LinkCounterSample, LinkTraffic};
 use memcpy_baseline::MemcpyBaseline;
@@ -117,6 +117,9 @@ pub(crate) struct Arguments {
     /// Blocks of a request, in the order of a shuffle
     #[arg(long, value_name = "N", value_parser = size::parse_positive, default_value = "1")]
     batch: u64,
+    /// Prepare the blocks once, and submit them for each request
+    #[arg(long)]
+    prepared: bool,
     /// Timed requests
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "200")]
     iterations: u64,
@@ -194,6 +197,9 @@ struct TransferMetrics {
     emulated: bool,
     fallback: Option<&'static str>,
     isolated: bool,
+    prepared: bool,
+    /// The call that starts a request, for each block.
+    posting_p50_ns_per_block: f64,
     /// Until the initiator knows that the data is there.
     local_completion_p50_us: f64,
     baseline: Option<Baseline>,
@@ -229,6 +235,10 @@ impl Metrics for TransferMetrics {
                 "a copy in one process: {time:.2} us, {rate:.1} GB/s; ratio {ratio:.3} (its time by ours, in the same \
              round; the median of the rounds)\n"
             );
+        }
+        if self.batch > 1 {
+            let what = if self.prepared { "prepared blocks" } else { "blocks" };
+            text += &format!("posting {what}: {:.1} ns each\n", self.posting_p50_ns_per_block);
         }
         if let Some(rate) = self.loop_gb_per_s {
             text += &format!("by a loop of single copies: {rate:.1} GB/s\n");
@@ -293,19 +303,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         command::output::print(&format!("{}\n", route.choice()))?;
     }
     group.begin()?;
-    let mut run = Run {
-        agent,
-        peer,
-        route,
-        side,
-        operation: match arguments.op {
-            Direction::Put => Operation::Put,
-            Direction::Get => Operation::Get,
-        },
-        blocks: blocks(arguments),
-        length,
-        moved: 0,
+    let operation = match arguments.op {
+        Direction::Put => Operation::Put,
+        Direction::Get => Operation::Get,
     };
+    let blocks = blocks(arguments);
+    let mut prepare = || agent.prepare(operation, &route, blocks.clone());
+    let prepared = arguments.prepared.then(&mut prepare).transpose()?;
+    let mut run = Run { agent, peer, route, side, operation, blocks, prepared, length, moved: 0 };
     let mut report = run.measure(arguments, &from, to)?;
     run.notify(END, 0)?;
     let results = group.results::<Option<f64>>()?;
@@ -337,8 +342,19 @@ struct Run {
     side: Side,
     operation: Operation,
     blocks: Vec<Block>,
+    prepared: Option<PreparedTransfer>,
     length: u64,
     moved: u64,
+}
+
+/// Nanoseconds of a request from its start.
+struct RequestTimes {
+    /// Until the call that starts it has returned.
+    posted: u64,
+    /// Until it is complete here.
+    done: u64,
+    /// Until the other side is notified.
+    seen: u64,
 }
 
 impl Run {
@@ -352,18 +368,22 @@ impl Run {
         next_notice(&mut self.agent).map(|(_, answer)| answer)
     }
 
-    /// One request. Returns nanoseconds until it is complete here, and until the other side is
-    /// notified.
-    fn once(&mut self, by: CopyMethod) -> Result<(u64, u64), Failure> {
+    /// One request.
+    fn once(&mut self, by: CopyMethod) -> Result<RequestTimes, Failure> {
         let begun = now();
         let is_put = self.operation == Operation::Put;
         let notice = is_put.then(|| notice(TIMED, begun)).transpose()?;
-        let token = self.agent.begin(self.operation, &self.route, &self.blocks, notice, by);
-        self.agent.wait(token?, TIMEOUT)?;
+        let prepared = self.prepared.as_ref().filter(|_| by == CopyMethod::Best);
+        let token = match prepared {
+            Some(prepared) => self.agent.submit(prepared, None, notice),
+            None => self.agent.begin(self.operation, &self.route, &self.blocks, notice, by),
+        }?;
+        let posted = now() - begun;
+        self.agent.wait(token, TIMEOUT)?;
         let done = now() - begun;
         self.moved += self.length;
         let seen = if is_put { next_notice(&mut self.agent)?.1 } else { done };
-        Ok((done, seen))
+        Ok(RequestTimes { posted, done, seen })
     }
 
     fn measure(
@@ -384,6 +404,7 @@ impl Run {
         self.moved = 0;
         let mut samples = Histogram::default();
         let (mut ours, mut done, mut baselines, mut ratios) = (vec![], vec![], vec![], vec![]);
+        let mut posted = vec![];
         let each = (arguments.iterations as usize).div_ceil(ROUNDS).max(1);
         let mut processor_time = Duration::ZERO;
         for round in 0..ROUNDS {
@@ -392,14 +413,15 @@ impl Run {
                 if (turn + round) % 2 == 0 {
                     let before = crate::process::processor_time();
                     for _ in 0..each {
-                        let (until_done, until_seen) = self.once(CopyMethod::Best)?;
+                        let times = self.once(CopyMethod::Best)?;
                         let time = match self.operation {
-                            Operation::Put => until_seen,
-                            Operation::Get => until_done,
+                            Operation::Put => times.seen,
+                            Operation::Get => times.done,
                         };
                         samples.add(time);
                         transfers.push(time);
-                        done.push(until_done);
+                        done.push(times.done);
+                        posted.push(times.posted);
                     }
                     processor_time += crate::process::processor_time() - before;
                 } else if let Some(baseline) = &baseline {
@@ -421,7 +443,7 @@ impl Run {
         let mut single = vec![];
         if self.blocks.len() > 1 {
             for _ in 0..3 {
-                single.push(self.once(CopyMethod::CopyEngine)?.0);
+                single.push(self.once(CopyMethod::CopyEngine)?.done);
             }
         }
         let verified = self.verify()?;
@@ -451,6 +473,8 @@ impl Run {
             emulated: [from.name(), to].iter().any(|it| it.implementation != Implementation::Cuda),
             fallback: self.route.fallback(),
             isolated: arguments.isolated,
+            prepared: arguments.prepared,
+            posting_p50_ns_per_block: middle(&posted).unwrap_or(f64::NAN) / arguments.batch as f64,
             local_completion_p50_us: middle(&done).unwrap_or(f64::NAN) / 1e3,
             baseline: arguments.baseline,
             baseline_p50_us: baseline_time.map(|time| time / 1e3),
