@@ -3,6 +3,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +19,7 @@ use super::opening::{
 };
 use super::request_ring::{ClientRing, DEPTH, MAX_PART_BLOCKS, StreamRelease};
 use super::socket_in;
-use crate::blocks::{BlockListPool, BlockQueue, Blocks};
+use crate::blocks::{BlockListPool, BlockQueue, Blocks, Rows};
 use crate::error::{Context, Error, ErrorKind, Result, failed};
 use crate::path::Operation;
 use crate::region::{RegionDescriptor, RegisteredRegion, Rights};
@@ -176,14 +177,21 @@ struct Transfer<T> {
     /// The point of a stream of this process after which it begins; None later.
     after: Option<Point>,
     /// All blocks, to repeat the transfer by another service.
-    all: BlockQueue,
-    /// Blocks that were not posted.
-    rest: BlockQueue,
+    blocks: BlockQueue,
+    unposted: Unposted,
     /// Requests without an outcome.
     open_requests: u32,
     /// How often a service ended while it opened the pair.
     losses: u32,
     failure: Option<Error>,
+}
+
+/// Blocks that were not posted.
+#[derive(Debug)]
+enum Unposted {
+    /// Those in this range of the list.
+    List(Range<usize>),
+    Rows(Rows),
 }
 
 /// A stream that waits for a request.
@@ -237,7 +245,7 @@ pub(crate) struct CopyClient<T> {
     word_streams: HashMap<DeviceName, Stream>,
     delayed_streams: Vec<DelayedStream>,
     block_lists: BlockListPool,
-    /// Blocks of the request that is being posted.
+    /// Rows of the request that is being posted.
     part: Vec<Block>,
 }
 
@@ -360,8 +368,8 @@ impl<T> CopyClient<T> {
             pair: Arc::clone(pair),
             operation,
             after,
-            all: self.block_lists.copy_blocks(blocks),
-            rest: self.block_lists.copy_blocks(blocks),
+            unposted: Unposted::all_of(blocks),
+            blocks: self.block_lists.copy_blocks(blocks),
             open_requests: 0,
             losses: 0,
             failure: None,
@@ -410,8 +418,7 @@ impl<T> CopyClient<T> {
             }
             let Some(transfer) = self.transfers.remove(&number) else { continue };
             self.release_streams(number);
-            self.block_lists.recycle(transfer.all);
-            self.block_lists.recycle(transfer.rest);
+            self.block_lists.recycle(transfer.blocks);
             done(transfer.context, transfer.failure.map_or(Ok(()), Err));
             has_moved = true;
         }
@@ -423,7 +430,7 @@ impl<T> CopyClient<T> {
     pub(crate) fn stop(&mut self, is_meant: impl Fn(&T) -> bool) -> bool {
         let mut transfers = self.transfers.iter_mut();
         let found = transfers.find(|(_, transfer)| is_meant(&transfer.context));
-        let Some((number, transfer)) = found.filter(|(_, it)| !it.rest.is_empty()) else {
+        let Some((number, transfer)) = found.filter(|(_, it)| !it.is_posted()) else {
             return false;
         };
         let error = Error::new(COPY, ErrorKind::Cancelled, "the transfer was cancelled");
@@ -443,8 +450,8 @@ impl<T> CopyClient<T> {
         let mut cancelled = Vec::new();
         for (number, transfer) in &mut self.transfers {
             if is_cancelled(&transfer.context) {
-                transfer.rest = BlockQueue::default();
-                transfer.all = BlockQueue::default();
+                transfer.blocks = BlockQueue::default();
+                transfer.unposted = Unposted::List(0..0);
                 // It is not waited for the stream.
                 if transfer.after.take().is_some()
                     && let Some(connection) = &self.connection
@@ -486,7 +493,7 @@ impl<T> CopyClient<T> {
     ) -> Result<StreamDelay> {
         let found = self.transfers.iter().find(|(_, transfer)| is_meant(&transfer.context));
         let Some((number, transfer)) = found else { return Ok(StreamDelay::Over) };
-        let Some(connection) = self.connection.as_mut().filter(|_| transfer.rest.is_empty()) else {
+        let Some(connection) = self.connection.as_mut().filter(|_| transfer.is_posted()) else {
             return Ok(StreamDelay::NotPosted);
         };
         connection.ring.pin(stream.device())?;
@@ -576,24 +583,23 @@ impl<T> CopyClient<T> {
                 }
             }
             let pair = transfer.pair.opened.load(Ordering::Acquire) as u32;
-            while !transfer.rest.is_empty() {
+            while !transfer.is_posted() {
                 let oldest = self.posted.front().map(|oldest| oldest.number);
                 let has_entry =
                     oldest.is_none_or(|oldest| connection.ring.posted() - oldest < DEPTH as u64);
                 if !has_entry || self.posted_blocks + MAX_PART_BLOCKS > MAX_POSTED_BLOCKS {
                     break 'transfers;
                 }
-                self.part.clear();
-                self.part.extend(transfer.rest.by_ref().take(MAX_PART_BLOCKS));
                 let ordered = transfer.after.is_some();
-                let number = connection.ring.post(pair, transfer.operation, &self.part, ordered);
+                let part = transfer.unposted.take(&mut transfer.blocks, &mut self.part);
+                let number = connection.ring.post(pair, transfer.operation, part, ordered);
+                let blocks = part.len();
                 if let Some(after) = &transfer.after
                     && let Err(error) = connection.write_after(after, &self.word_streams, number)
                 {
                     transfer.failure = Some(error);
                     connection.ring.start_now(number);
                 }
-                let blocks = self.part.len();
                 let part = PostedPart { number, transfer: number_of_transfer, blocks };
                 self.posted.push_back(part);
                 self.posted_blocks += blocks;
@@ -631,7 +637,7 @@ impl<T> CopyClient<T> {
         self.posted.clear();
         *lock(&self.closing.channel) = None;
         for transfer in self.transfers.values_mut() {
-            transfer.rest = transfer.all.clone();
+            transfer.unposted = Unposted::all_of(transfer.blocks.all());
             transfer.open_requests = 0;
         }
         let mut unposted: Vec<_> = self.transfers.keys().copied().collect();
@@ -667,7 +673,37 @@ impl<T> CopyClient<T> {
 
 impl<T> Transfer<T> {
     fn is_over(&self) -> bool {
-        self.open_requests == 0 && (self.failure.is_some() || self.rest.is_empty())
+        self.open_requests == 0 && (self.failure.is_some() || self.is_posted())
+    }
+
+    fn is_posted(&self) -> bool {
+        match &self.unposted {
+            Unposted::List(left) => left.is_empty(),
+            Unposted::Rows(rows) => rows.size_hint().0 == 0,
+        }
+    }
+}
+
+impl Unposted {
+    fn all_of(blocks: Blocks<'_>) -> Self {
+        let list = || Self::List(0..blocks.list().len());
+        blocks.rows().map_or_else(list, |rows| Self::Rows(rows.iter()))
+    }
+
+    /// The next part, with a store for blocks that are not in a list.
+    fn take<'a>(&mut self, blocks: &'a mut BlockQueue, store: &'a mut Vec<Block>) -> &'a [Block] {
+        match self {
+            Self::List(left) => {
+                let part = left.start..left.end.min(left.start + MAX_PART_BLOCKS);
+                left.start = part.end;
+                &blocks.all().list()[part]
+            }
+            Self::Rows(rows) => {
+                store.clear();
+                store.extend(rows.take(MAX_PART_BLOCKS));
+                store
+            }
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpu::{CopyMethod, DeviceName, Pause};
+use gpu::{Block, CopyMethod, DeviceName, Pause};
 use threads::{ExactTimer, RetryBackoff};
 
 use super::clients::{Client, Pair, PairState};
@@ -77,6 +77,8 @@ struct EngineClient {
 struct Served {
     shared: Arc<Shared>,
     clients: HashMap<u64, EngineClient>,
+    /// Blocks of the piece that is being started.
+    piece_blocks: Vec<Block>,
 }
 
 pub(super) struct Engine {
@@ -96,7 +98,7 @@ impl Engine {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         let now = Instant::now();
         Self {
-            served: Served { shared, clients: HashMap::new() },
+            served: Served { shared, clients: HashMap::new(), piece_blocks: Vec::new() },
             seen_changes: 0,
             behind_streams: Vec::new(),
             stream_poll: STREAM_POLL,
@@ -178,7 +180,7 @@ impl Engine {
 
     /// Adds clients that connected, and forgets those that left, after their copies.
     fn update_clients(&mut self) -> bool {
-        let Served { shared, clients } = &mut self.served;
+        let Served { shared, clients, .. } = &mut self.served;
         let Some(all) = shared.clients().changed(&mut self.seen_changes) else { return false };
         for client in all {
             clients.entry(client.number()).or_insert_with(|| EngineClient {
@@ -318,7 +320,7 @@ impl Engine {
         };
         let _exact = look.map(|_| ExactTimer::set());
         // The clients' doorbells, then a last look at their rings, then this thread's own doorbell.
-        let Served { shared, clients } = &self.served;
+        let Served { shared, clients, .. } = &self.served;
         for connected in clients.values() {
             connected.client.announce_waiter();
         }
@@ -345,13 +347,13 @@ impl Served {
     fn submit(&mut self, lane: &mut Lane) -> bool {
         let mut has_any = false;
         while lane.pieces < MAX_PIECES_IN_FLIGHT && lane.bytes < MAX_BYTES_IN_FLIGHT {
-            let Some(piece) = lane.waiting.next() else { break };
+            let Some(piece) = lane.waiting.next(&mut self.piece_blocks) else { break };
             let (client, request, bytes) = (piece.client(), piece.request(), piece.bytes());
             let active = self.clients.get_mut(&client).and_then(|it| it.active.get_mut(&request));
             let Some(active) = active else { continue };
             let (to, from) = active.pair.ends(active.operation);
             let (to, from) = (to.whole(), from.whole());
-            let blocks = Blocks::from(piece.blocks());
+            let blocks = Blocks::from(&self.piece_blocks);
             let by = CopyMethod::Best;
             let in_flight = PieceInFlight { client, request, bytes };
             lane.copies.push(in_flight, bytes, CopyRequest::new(&to, &from, blocks, by));

@@ -13,22 +13,52 @@ pub(super) const TURN: u64 = 64 << 20;
 pub(super) struct QueuedRequest {
     number: u64,
     /// Without empty ones.
-    blocks: VecDeque<Block>,
+    blocks: Vec<Block>,
+    /// The first block that is left, wholly or in part.
+    next: usize,
 }
 
 impl QueuedRequest {
     /// A request with this number; empty blocks are left out.
-    pub(super) fn new(number: u64, blocks: Vec<Block>) -> Self {
-        Self { number, blocks: blocks.into_iter().filter(|block| block.length > 0).collect() }
+    pub(super) fn new(number: u64, mut blocks: Vec<Block>) -> Self {
+        blocks.retain(|block| block.length > 0);
+        Self { number, blocks, next: 0 }
+    }
+
+    /// Appends blocks of at most so many bytes, and returns their bytes.
+    fn take(&mut self, most: u64, into: &mut Vec<Block>) -> u64 {
+        let left = &mut self.blocks[self.next..];
+        let (mut bytes, mut whole) = (0, 0);
+        while let Some(block) = left.get(whole)
+            && block.length <= most - bytes
+        {
+            bytes += block.length;
+            whole += 1;
+        }
+        into.extend_from_slice(&left[..whole]);
+        self.next += whole;
+        let length = most - bytes;
+        if let Some(block) = left.get_mut(whole)
+            && length > 0
+        {
+            let Block { to, from, length: of } = *block;
+            into.push(Block { to, from, length });
+            *block = Block { to: to + length, from: from + length, length: of - length };
+            bytes += length;
+        }
+        bytes
+    }
+
+    fn is_empty(&self) -> bool {
+        self.next == self.blocks.len()
     }
 }
 
 /// A part of a request that is copied at once.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Piece {
     client: u64,
     request: u64,
-    blocks: Vec<Block>,
     bytes: u64,
     is_last: bool,
 }
@@ -40,10 +70,6 @@ impl Piece {
 
     pub(super) fn request(&self) -> u64 {
         self.request
-    }
-
-    pub(super) fn blocks(&self) -> &[Block] {
-        &self.blocks
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -82,38 +108,19 @@ impl FairQueue {
         }
     }
 
-    /// The next piece.
-    pub(super) fn next(&mut self) -> Option<Piece> {
+    /// The next piece, and its blocks.
+    pub(super) fn next(&mut self, blocks: &mut Vec<Block>) -> Option<Piece> {
+        blocks.clear();
         let queue = self.clients.front_mut()?;
         if queue.turn == 0 {
             queue.turn = TURN;
         }
         let request = queue.requests.front_mut()?;
-        let mut piece = Piece {
-            client: queue.client,
-            request: request.number,
-            blocks: Vec::new(),
-            bytes: 0,
-            is_last: false,
-        };
-        while piece.bytes < queue.turn
-            && let Some(block) = request.blocks.front_mut()
-        {
-            let length = block.length.min(queue.turn - piece.bytes);
-            piece.blocks.push(Block { length, ..*block });
-            piece.bytes += length;
-            *block = Block {
-                to: block.to + length,
-                from: block.from + length,
-                length: block.length - length,
-            };
-            if block.length == 0 {
-                request.blocks.pop_front();
-            }
-        }
-        queue.turn -= piece.bytes;
-        piece.is_last = request.blocks.is_empty();
-        if piece.is_last {
+        let bytes = request.take(queue.turn, blocks);
+        queue.turn -= bytes;
+        let is_last = request.is_empty();
+        let piece = Piece { client: queue.client, request: request.number, bytes, is_last };
+        if is_last {
             queue.requests.pop_front();
         }
         if queue.requests.is_empty() {
@@ -156,11 +163,11 @@ mod tests {
             at += length;
             Block { to: at - length, from: at - length + 7, length: *length }
         });
-        QueuedRequest { number, blocks: blocks.collect() }
+        QueuedRequest::new(number, blocks.collect())
     }
 
     fn drain(queue: &mut FairQueue) -> Vec<Piece> {
-        std::iter::from_fn(|| queue.next()).collect()
+        std::iter::from_fn(|| queue.next(&mut Vec::new())).collect()
     }
 
     #[test]
@@ -206,18 +213,20 @@ mod tests {
             let mut left: HashMap<u64, u64> = HashMap::new();
             for (number, (client, lengths)) in lengths.iter().enumerate() {
                 let request = request(number as u64, lengths);
-                wanted.insert((*client, number as u64), request.blocks.iter().copied().collect());
+                wanted.insert((*client, number as u64), request.blocks.clone());
                 *left.entry(*client).or_default() += lengths.iter().sum::<u64>();
                 queue.push(*client, request);
             }
             let mut served: HashMap<u64, u64> = left.keys().map(|client| (*client, 0)).collect();
             let mut copied: HashMap<(u64, u64), Vec<Block>> = HashMap::new();
-            while let Some(piece) = queue.next() {
+            let mut of_piece = Vec::new();
+            while let Some(piece) = queue.next(&mut of_piece) {
+                prop_assert_eq!(of_piece.iter().map(|it| it.length).sum::<u64>(), piece.bytes);
                 prop_assert!(piece.bytes <= TURN && piece.bytes > 0);
                 *served.get_mut(&piece.client).unwrap() += piece.bytes;
                 *left.get_mut(&piece.client).unwrap() -= piece.bytes;
                 let blocks = copied.entry((piece.client, piece.request)).or_default();
-                for block in piece.blocks {
+                for block in of_piece.iter().copied() {
                     match blocks.last_mut() {
                         Some(last) if last.to + last.length == block.to
                             && last.length < wanted[&(piece.client, piece.request)]
