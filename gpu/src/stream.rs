@@ -413,6 +413,9 @@ impl Stream {
         if let Some(at) = before.position(|(event, _)| point.uses(event)) {
             let count = in_flight.marked.drain(..=at).map(|(_, retained)| retained).sum();
             self.release_first(count, in_flight);
+        } else if !in_flight.marked.is_empty() {
+            // No operation followed the event before it.
+            self.sweep(self.device.driver("query point")?, in_flight);
         }
         Ok(true)
     }

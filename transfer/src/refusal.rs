@@ -15,7 +15,7 @@ pub(crate) struct Refusal {
 }
 
 /// The kinds of refusals and failures by their codes.
-const KINDS: [ErrorKind; 12] = [
+const KINDS: [ErrorKind; 13] = [
     ErrorKind::Failed,
     ErrorKind::Malformed,
     ErrorKind::VersionMismatch,
@@ -28,6 +28,7 @@ const KINDS: [ErrorKind; 12] = [
     ErrorKind::NoPath,
     ErrorKind::Closed,
     ErrorKind::NoPeerAccess,
+    ErrorKind::Cancelled,
 ];
 
 /// The code of a kind; any other kind is sent as a failure.

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -32,8 +32,16 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 pub struct ServiceCopies {
     local_target: LocalTarget,
     client: Mutex<CopyClient<u64>>,
-    outcomes: Mutex<HashMap<u64, Result<()>>>,
+    outcomes: Mutex<Outcomes>,
     last: AtomicU64,
+}
+
+/// Outcomes that no thread has taken yet.
+#[derive(Default)]
+struct Outcomes {
+    known: HashMap<u64, Result<()>>,
+    /// Copies that timed out, with the number of those of their pair.
+    late: HashMap<u64, Arc<AtomicUsize>>,
 }
 
 impl fmt::Debug for ServiceCopies {
@@ -46,8 +54,8 @@ impl fmt::Debug for ServiceCopies {
 #[derive(Debug)]
 pub struct CopyPair {
     pair: Arc<ServicePair>,
-    /// A copy timed out, and may still write.
-    is_broken: AtomicBool,
+    /// Copies that timed out, and may still write.
+    late: Arc<AtomicUsize>,
 }
 
 /// Local memory that only the service knows.
@@ -109,7 +117,7 @@ impl ServiceCopies {
         let local = Arc::new(RegisteredRegion::new(owner, buffer, described, Vec::new()));
         let remote = PairRemote::Exported(ExportedPiece::new(exported, piece));
         let pair = lock(&self.client).open_pair(&local, remote, ipc::deadline(timeout))?;
-        Ok(CopyPair { pair, is_broken: AtomicBool::new(false) })
+        Ok(CopyPair { pair, late: Arc::default() })
     }
 
     /// Copies a block between the two memories of a pair, and waits: a put from the local memory, a
@@ -117,8 +125,8 @@ impl ServiceCopies {
     ///
     /// # Errors
     /// [`Closed`](ErrorKind::Closed) if the service has ended, and the next one did not start within
-    /// two seconds; [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), after which the pair copies no
-    /// more: the copy may still write.
+    /// two seconds; [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): the copy may still write, and
+    /// others of this pair fail until it is over.
     pub fn copy(
         &self,
         pair: &CopyPair,
@@ -126,9 +134,10 @@ impl ServiceCopies {
         block: Block,
         timeout: Duration,
     ) -> Result<()> {
-        if pair.is_broken.load(Ordering::Acquire) {
+        self.collect();
+        if pair.late.load(Ordering::Acquire) > 0 {
             let detail = "an earlier copy timed out, and may still write";
-            return Err(Error::new(COPY, ErrorKind::Closed, detail));
+            return Err(Error::new(COPY, ErrorKind::Failed, detail));
         }
         let copy = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         lock(&self.client).begin(copy, &pair.pair, operation, (&[block]).into(), None);
@@ -141,7 +150,12 @@ impl ServiceCopies {
                 return outcome;
             }
             if Instant::now() >= end {
-                pair.is_broken.store(true, Ordering::Release);
+                let mut outcomes = lock(&self.outcomes);
+                if let Some(outcome) = outcomes.known.remove(&copy) {
+                    return outcome;
+                }
+                pair.late.fetch_add(1, Ordering::AcqRel);
+                outcomes.late.insert(copy, Arc::clone(&pair.late));
                 let detail = format!("{} bytes were not copied within {timeout:?}", block.length);
                 return Err(Error::new(COPY, ErrorKind::DeadlineExceeded, detail));
             }
@@ -150,8 +164,16 @@ impl ServiceCopies {
 
     /// The outcome of a copy, once. Collects those of other threads as well.
     fn outcome(&self, copy: u64) -> Option<Result<()>> {
+        self.collect();
+        lock(&self.outcomes).known.remove(&copy)
+    }
+
+    fn collect(&self) {
         let mut outcomes = lock(&self.outcomes);
-        lock(&self.client).progress(|copy, outcome| _ = outcomes.insert(copy, outcome));
-        outcomes.remove(&copy)
+        let Outcomes { known, late } = &mut *outcomes;
+        lock(&self.client).progress(|copy, outcome| match late.remove(&copy) {
+            Some(of_pair) => _ = of_pair.fetch_sub(1, Ordering::AcqRel),
+            None => _ = known.insert(copy, outcome),
+        });
     }
 }

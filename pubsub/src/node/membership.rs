@@ -335,6 +335,10 @@ impl MembershipState {
     /// again.
     pub(super) fn on_pool_grown(&self, id: PoolId) {
         let Some(pool) = lock(&self.state).pools.get(&id).cloned() else { return };
+        if !id.place.is_visible() {
+            // The copy service may have to map it, which this thread does not wait for.
+            return;
+        }
         if let Err(error) = pool.map_admitted_pieces() {
             tracing::warn!(%error, "mapping a piece of a pool failed; retrying");
         }
@@ -478,10 +482,6 @@ impl MembershipInner {
                 return Err(Error::new("map memory of topic", ErrorKind::NoDevice, reason));
             };
             pool.ensure_mapped()?;
-            if !id.place.is_visible() {
-                // Whether that is possible is seen with the first piece only.
-                pool.map_admitted_pieces()?;
-            }
             Ok(Arc::clone(pool))
         };
         let (local, inbound) = (pool(Direction::Local)?, pool(Direction::Inbound)?);

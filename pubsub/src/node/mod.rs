@@ -305,7 +305,12 @@ impl Node {
         let answer = self.membership.shared.call(operation, timeout, request);
         match answer.on(name)? {
             Answer::Topic { topic, local, inbound } => {
-                Ok(Topic { context: TopicContext::new(&self.context, topic, local, inbound) })
+                let topic =
+                    Topic { context: TopicContext::new(&self.context, topic, local, inbound) };
+                for pool in [&topic.context.local, &topic.context.inbound] {
+                    pool.find_access().on(name)?;
+                }
+                Ok(topic)
             }
             _ => Err(unexpected_answer(operation)),
         }

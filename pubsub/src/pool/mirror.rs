@@ -1,8 +1,8 @@
-//! A pool that this process cannot map: local memory stands for it, and the copy service of the
-//! node's directory copies messages between both.
+//! A pool that this process cannot map: local memory stands for it, into which the copy service of
+//! the node's directory copies messages.
 //!
-//! A message has the same offset in both. While a process holds a message or a loan, nothing else
-//! uses that block of the pool, and so nothing else uses this part of the mirror.
+//! A message has the same offset in both. A block is not reused while a message of it is held or
+//! fetched, so that this part of the mirror has the same bytes for all readers of the process.
 
 use std::fmt;
 use std::os::fd::AsFd;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use gpu::{Device, Importer, Memory, Uuid};
+use gpu::{DEFAULT_TIMEOUT, Device, Importer, Memory, Slice, Uuid};
 use threads::lock;
 use transfer::path::Operation;
 use transfer::{Admission, CopyPair, ServiceCopies};
@@ -89,21 +89,18 @@ impl Mirror {
         let pair = opened.during(OPERATION)?;
         let start = self.memory().length();
         let (same, _) = local.export_piece(0).during(OPERATION)?;
-        self.memory.add(same.as_fd(), piece.length).during(OPERATION)?;
+        // First: a thread that finds the memory finds its pair.
         lock(&self.pairs).push((start, Arc::new(pair)));
-        Ok(())
+        let added = self.memory.add(same.as_fd(), piece.length);
+        added.during(OPERATION).inspect_err(|_| _ = lock(&self.pairs).pop())
     }
 
-    /// Copies a part of the pool into the mirror (get), or back (put), and waits.
-    pub(super) fn copy(
-        &self,
-        operation: Operation,
-        offset: u64,
-        length: u64,
-        longest: Duration,
-    ) -> Result<()> {
+    /// Copies a part of the pool, and waits.
+    #[cold]
+    pub(super) fn fetch(&self, part: &Slice) -> Result<()> {
         const NAME: &str = "copy message by the copy service";
-        let end = offset + length;
+        let offset = part.offset();
+        let end = offset + part.length();
         let pairs: Vec<_> = {
             let pairs = lock(&self.pairs);
             let after = pairs.partition_point(|(start, _)| *start < end);
@@ -116,7 +113,7 @@ impl Mirror {
             let from = offset.max(*start);
             let at = from - start;
             let block = gpu::Block { to: at, from: at, length: next.min(end) - from };
-            copies.copy(pair, operation, block, longest).during(NAME)?;
+            copies.copy(pair, Operation::Get, block, DEFAULT_TIMEOUT).during(NAME)?;
         }
         Ok(())
     }

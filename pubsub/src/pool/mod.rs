@@ -27,7 +27,6 @@ use ipc::{
 };
 use serde::{Deserialize, Serialize};
 use threads::lock;
-use transfer::path::Operation;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
@@ -134,6 +133,8 @@ pub(crate) struct Pool {
     /// The copy service of the node, for the mirror.
     node_copies: Option<Arc<NodeCopies>>,
     pieces: Mutex<Pieces>,
+    /// Held while a piece is mapped.
+    is_mapping: Mutex<()>,
     /// For copies in and out of a device's memory; created on the first use.
     stream: OnceLock<Stream>,
     copies: Copies,
@@ -187,6 +188,7 @@ impl Pool {
             mirror: OnceLock::new(),
             node_copies: None,
             pieces: Mutex::default(),
+            is_mapping: Mutex::default(),
             stream: OnceLock::new(),
             copies: Copies::default(),
             streams: Streams::default(),
@@ -215,6 +217,12 @@ impl Pool {
     /// Maps the address range; retries after an earlier failure.
     pub(crate) fn ensure_mapped(&self) -> Result<()> {
         self.mapping().map(drop)
+    }
+
+    /// Finds out how this process accesses the memory of a device that it does not see: that shows
+    /// with the first piece.
+    pub(crate) fn find_access(&self) -> Result<()> {
+        if self.id.place.is_visible() { Ok(()) } else { self.map_admitted_pieces() }
     }
 
     /// Returns true if this is the control segment of this pool, and not of another pool with the
@@ -291,8 +299,7 @@ impl Pool {
         lock(&self.pieces).count()
     }
 
-    /// Messages of this process lie in other memory: see [`fetch`](Self::fetch) and
-    /// [`send`](Self::send).
+    /// Messages that this process reads lie in other memory: see [`fetch`](Self::fetch).
     #[inline]
     pub(crate) fn is_mirrored(&self) -> bool {
         self.mirror.get().is_some()
@@ -304,30 +311,11 @@ impl Pool {
     }
 
     /// Copies a part of a message into the mirror, if there is one.
-    #[inline]
     pub(crate) fn fetch(&self, part: &Slice) -> Result<()> {
         match self.mirror.get() {
-            None => Ok(()),
-            Some(mirror) => self.copy_mirrored(mirror, Operation::Get, part),
+            Some(mirror) if part.length() > 0 => mirror.fetch(part).on(self.id),
+            _ => Ok(()),
         }
-    }
-
-    /// Copies a part of a message from the mirror, if there is one.
-    #[inline]
-    pub(crate) fn send(&self, part: &Slice) -> Result<()> {
-        match self.mirror.get() {
-            None => Ok(()),
-            Some(mirror) => self.copy_mirrored(mirror, Operation::Put, part),
-        }
-    }
-
-    #[cold]
-    fn copy_mirrored(&self, mirror: &Mirror, operation: Operation, part: &Slice) -> Result<()> {
-        if part.length() == 0 {
-            return Ok(());
-        }
-        let (offset, length) = (part.offset(), part.length());
-        mirror.copy(operation, offset, length, gpu::DEFAULT_TIMEOUT).on(self.id)
     }
 
     /// Maps the admitted pieces, as far as this process has them.
@@ -341,10 +329,17 @@ impl Pool {
 
     #[cold]
     fn map_until(&self, end: u64) -> Result<()> {
+        const OPERATION: &str = "map piece of pool";
         let mapping = self.mapping()?;
-        let mut pieces = lock(&self.pieces);
+        let _one_at_a_time = lock(&self.is_mapping);
         while self.memory()?.length() < end {
-            let Some(piece) = pieces.next_to_map(|number| self.control.name_of(number)) else {
+            // Mapping may take a while, and pieces arrive meanwhile.
+            let next = {
+                let pieces = lock(&self.pieces);
+                let next = pieces.next_to_map(|number| self.control.name_of(number));
+                next.map(Piece::try_clone).transpose().during(OPERATION).on(self.id)?
+            };
+            let Some(piece) = next else {
                 let (kind, detail) = match end > self.control.end() {
                     true => (ErrorKind::Malformed, "no memory was ever mapped at this address"),
                     false => {
@@ -354,17 +349,17 @@ impl Pool {
                 return Err(Error::new("map message of pool", kind, detail).on(self.id));
             };
             match self.mirror.get() {
-                Some(mirror) => mirror.add(piece).on(self.id)?,
+                Some(mirror) => mirror.add(&piece).on(self.id)?,
                 None => {
                     let mapped = mapping.memory.add(piece.memory.as_fd(), piece.length);
                     let is_first = mapping.memory.memory().length() == 0;
                     match mapped {
-                        Err(cause) if is_first => self.begin_mirror(mapping, piece, cause)?,
-                        mapped => mapped.during("map piece of pool").on(self.id)?,
+                        Err(cause) if is_first => self.begin_mirror(mapping, &piece, cause)?,
+                        mapped => mapped.during(OPERATION).on(self.id)?,
                     }
                 }
             }
-            pieces.is_mapped();
+            lock(&self.pieces).is_mapped();
         }
         Ok(())
     }
@@ -395,7 +390,7 @@ impl Pool {
             cause = not_mapped,
             "the driver maps no memory of the pool here: the copy service copies its messages"
         );
-        // Only under the lock of the pieces.
+        // One thread maps at a time.
         let _ = self.mirror.set(mirror);
         Ok(())
     }
@@ -485,6 +480,23 @@ impl Pool {
         }
         let memory = self.memory()?;
         memory.slice(place.offset, length).or_else(|_| self.slice_slowly(place, length))
+    }
+
+    /// Part of a block, for a publisher: it must map the memory itself, since a copy by the service
+    /// may outlive this process, and would then write into a block of another one.
+    pub(crate) fn writable_slice(&self, place: BlockRange, length: u64) -> Result<Slice> {
+        let slice = self.slice(place, length)?;
+        self.check_writable("loan memory of topic").map(|()| slice)
+    }
+
+    /// Fails if this process cannot map the memory.
+    pub(crate) fn check_writable(&self, operation: &'static str) -> Result<()> {
+        if !self.is_mirrored() {
+            return Ok(());
+        }
+        let detail = "the driver maps none of the topic's memory here, and the copy service copies for \
+                      subscribers only. Create the topic on a device of this process, or on the host";
+        Err(Error::new(operation, ErrorKind::NoDevice, detail).on(self.id))
     }
 
     #[cold]

@@ -85,7 +85,7 @@ impl Loan {
         (block, place): (Block, BlockRange),
         length: u64,
     ) -> Result<Self> {
-        match state.context.local.slice(place, length) {
+        match state.context.local.writable_slice(place, length) {
             Ok(slice) => Ok(Self {
                 state: Arc::clone(state),
                 borrower,
@@ -258,13 +258,6 @@ impl Loan {
     /// Does not wait without a deadline.
     pub(super) fn publish_by(mut self, deadline: Option<Instant>) -> Result<Attempt> {
         self.check_done()?;
-        let sent = self.state.context.local.send(&self.slice);
-        sent.inspect_err(|error| {
-            // The copy may still write.
-            if error.kind() == ErrorKind::DeadlineExceeded {
-                self.mark_in_flight(None);
-            }
-        })?;
         match self.state.publish_by(self.entry(), deadline) {
             Ok(Some(sent)) => {
                 self.is_owned = false;

@@ -303,7 +303,10 @@ impl Drop for PublisherState {
 
 impl Publisher {
     pub(crate) fn new(context: TopicContext) -> Result<Self> {
-        context.node.check("create publisher of topic")?;
+        let operation = "create publisher of topic";
+        context.node.check(operation)?;
+        context.local.find_access().on(context.topic.name())?;
+        context.local.check_writable(operation).on(context.topic.name())?;
         let id = context.topic.claim(context.node.me)?;
         // The slot comes first: then the order of failures of both processes does not matter.
         let admitted = context.node.service.admit(context.topic.number(), id);

@@ -28,8 +28,7 @@ impl Loan {
     /// If this process dies before that, or the device fails, the message is
     /// [poisoned](crate::Readiness::Poisoned).
     ///
-    /// On a topic with host memory, or with memory that the copy service copies to, it waits for the
-    /// stream first.
+    /// On a topic with host memory it waits for the stream first.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -84,7 +83,7 @@ impl Loan {
     }
 
     fn copy_on(&mut self, stream: &Stream, from: &Slice, timeout: Duration) -> Result<()> {
-        if !self.state.context.local.is_stream_ordered() {
+        if !self.state.context.local.control().is_stream_ordered() {
             stream.synchronize(timeout).during(OPERATION)?;
             return self.copy(from, timeout);
         }
@@ -99,7 +98,7 @@ impl Loan {
     }
 
     /// Work of a stream on it that precedes this point may be unfinished.
-    pub(super) fn mark_in_flight(&mut self, point: Option<gpu::Point>) {
+    fn mark_in_flight(&mut self, point: Option<gpu::Point>) {
         self.in_flight = Some(InFlightCopies::before(point).and(self.in_flight.take()));
     }
 
@@ -107,7 +106,7 @@ impl Loan {
     fn publish_in_order(mut self, stream: &Stream, deadline: Option<Instant>) -> Result<Attempt> {
         self.state.context.node.check_not_forked(OPERATION)?;
         let local = Arc::clone(&self.state.context.local);
-        if local.id().place == SharedLocation::Host || local.is_mirrored() {
+        if local.id().place == SharedLocation::Host {
             let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
             let synchronized = stream.synchronize(left.unwrap_or(gpu::DEFAULT_TIMEOUT));
             synchronized
@@ -188,8 +187,7 @@ impl Publisher {
     /// If this process dies before that, or the device fails, the message is
     /// [poisoned](crate::Readiness::Poisoned).
     ///
-    /// On a topic with host memory, or with memory that the copy service copies to, it waits for the
-    /// stream and the copy.
+    /// On a topic with host memory it waits for the stream and the copy.
     ///
     /// ```
     /// # use std::time::Duration;

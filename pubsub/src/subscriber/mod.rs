@@ -9,14 +9,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use gpu::{Slice, Stream};
-use ipc::{BlockRange, Caller, QueueError, SubscriptionId, WaitStrategy};
+use ipc::{Block, BlockRange, Caller, QueueError, SubscriptionId, WaitStrategy};
 
 use crate::context::TopicContext;
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
 use crate::event::Event;
 use crate::ids::PublisherId;
-use crate::pool::{Direction, STREAM_POLL_BACKOFF};
+use crate::pool::{Direction, Pool, STREAM_POLL_BACKOFF};
 use crate::settings::Reliability;
 use crate::text;
 use crate::topic::{Entry, LostPublisher, MAX_REMEMBERED_LOSSES, RemoteLastSequence};
@@ -108,6 +108,39 @@ impl Subscription {
     #[inline]
     fn was_subscription_active(&self, direction: Direction) -> bool {
         self.context.topic.queue(direction).was_subscription_active(self.subscription_id(direction))
+    }
+
+    /// Copies a message into memory of this process, if it cannot map it. Its block is not reused
+    /// meanwhile, not even if the subscriber is evicted.
+    #[inline]
+    fn fetch(&self, direction: Direction, block: Block, slice: Slice) -> Result<Slice> {
+        let pool = self.context.pool(direction);
+        if pool.is_mirrored() {
+            self.fetch_held(pool, direction, block, &slice)?;
+        }
+        Ok(slice)
+    }
+
+    #[cold]
+    fn fetch_held(
+        &self,
+        pool: &Pool,
+        direction: Direction,
+        block: Block,
+        slice: &Slice,
+    ) -> Result<()> {
+        let place = self.subscription_id(direction).index();
+        // Before the check: a later eviction sees this mark.
+        pool.control().begin_stream_read(block, self.context.topic.number(), place);
+        let fetched = match self.is_subscription_active(direction) {
+            true => pool.fetch(slice),
+            false => {
+                let detail = "the subscriber was evicted";
+                Err(Error::new("pull from topic", ErrorKind::Evicted, detail))
+            }
+        };
+        self.end_stream_read(direction, block);
+        fetched
     }
 
     #[inline]
@@ -302,7 +335,8 @@ impl Subscriber {
     /// # Errors
     /// [`Evicted`](ErrorKind::Evicted), [`TooManySamples`](ErrorKind::TooManySamples),
     /// [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked); [`Failed`](ErrorKind::Failed) if
-    /// its memory can neither be mapped nor copied now: it remains the next one.
+    /// its memory can neither be mapped nor copied now: it remains the next one. A process that cannot
+    /// map the memory waits for the copy service to copy the message, 30 s at most.
     #[inline]
     pub fn try_pull(&mut self) -> Result<Option<Sample>> {
         self.try_pull_with(None)
@@ -478,7 +512,8 @@ impl Subscriber {
         };
         let pool = self.shared.context.pool(direction);
         let place = BlockRange { offset: entry.offset, length: entry.length };
-        match pool.slice(place, entry.length).and_then(|slice| pool.fetch(&slice).map(|()| slice)) {
+        let slice = pool.slice(place, entry.length);
+        match slice.and_then(|slice| self.shared.fetch(direction, entry.block, slice)) {
             Ok(slice) => {
                 let shared = Arc::clone(&self.shared);
                 Ok(Some(Sample { shared, direction, position, entry, slice, is_owned: true }))

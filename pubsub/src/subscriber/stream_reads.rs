@@ -309,7 +309,7 @@ impl Subscription {
     }
 
     /// Ends the stream reads of a message that this subscription no longer holds.
-    fn end_stream_read(&self, direction: Direction, block: Block) {
+    pub(super) fn end_stream_read(&self, direction: Direction, block: Block) {
         let control = self.context.pool(direction).control();
         control.end_stream_read(block, self.subscription_id(direction).index());
         control.free_if_idle(&self.context.node.caller(), block);

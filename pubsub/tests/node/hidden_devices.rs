@@ -218,6 +218,11 @@ pub(crate) fn enter(directory: &Path, device_name: &str, words: &[&str]) {
             let error = join().open("large").unwrap_err().to_string();
             assert!(error.contains("Run \"fabricast node\" with access to all devices"), "{error}");
         }
+        (["may-not-publish"], Some(_)) => {
+            let error = join().open("large").unwrap().publisher().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NoDevice);
+            assert!(error.to_string().contains("for subscribers only"), "{error}");
+        }
         (["needs-a-device"], None) => {
             let node = join();
             let error = node.open("large").unwrap_err();
@@ -320,21 +325,40 @@ fn pool_without_a_process_that_sees_its_device_does_not_grow() {
     other.finish();
 }
 
-/// One of the two maps the pool; the copy service copies for the other one.
+/// The topic is on the device of its publisher; the copy service copies for the subscriber.
 #[test]
 fn pods_with_one_device_each_share_topics_by_the_copy_service() {
     if uses_cuda() {
         testkit::skip!("device files are not hidden here");
     }
-    for creates in ["publishes", "reads"] {
-        for first in ["publishes", "reads"] {
-            let test_dir = TestDir::new();
-            let mut service = start(&test_dir, "all", "serves-and-copies");
-            ready(&mut service);
-            finish(start_on(&test_dir, creates, first, ["pod-0", "pod-1"]));
-            service.end();
-        }
+    for first in ["publishes", "reads"] {
+        let test_dir = TestDir::new();
+        let mut service = start(&test_dir, "all", "serves-and-copies");
+        ready(&mut service);
+        finish(start_on(&test_dir, "publishes", first, ["pod-0", "pod-1"]));
+        service.end();
     }
+}
+
+/// A copy of a publisher that dies would be written into a block of another one.
+#[test]
+fn publisher_that_cannot_map_the_topic_is_refused() {
+    if uses_cuda() {
+        testkit::skip!("device files are not hidden here");
+    }
+    let test_dir = TestDir::new();
+    let mut service = start(&test_dir, "all", "serves-and-copies");
+    ready(&mut service);
+    let mut creator = start(&test_dir, "pod-0", "publishes creates");
+    ready(&mut creator);
+    let mut reader = start(&test_dir, "pod-1", "reads opens");
+    ready(&mut reader);
+    assert_eq!(creator.line().as_deref(), Some("published"));
+    start(&test_dir, "pod-1", "may-not-publish").finish();
+    creator.say("go on");
+    creator.finish();
+    reader.finish();
+    service.end();
 }
 
 #[test]
@@ -342,21 +366,19 @@ fn topic_continues_with_the_next_copy_service() {
     if uses_cuda() {
         testkit::skip!("device files are not hidden here");
     }
-    for creates in ["publishes", "reads"] {
-        let test_dir = TestDir::new();
-        let mut service = start(&test_dir, "all", "serves-and-copies");
-        ready(&mut service);
-        let both = start_on(&test_dir, creates, "publishes", ["pod-0", "pod-1"]);
-        let [mut publishes, mut reads] = both;
-        assert_eq!(publishes.line().as_deref(), Some("published"));
-        service.kill();
-        let mut next = start(&test_dir, "all", "serves-and-copies");
-        ready(&mut next);
-        publishes.say("go on");
-        publishes.finish();
-        reads.finish();
-        next.end();
-    }
+    let test_dir = TestDir::new();
+    let mut service = start(&test_dir, "all", "serves-and-copies");
+    ready(&mut service);
+    let both = start_on(&test_dir, "publishes", "publishes", ["pod-0", "pod-1"]);
+    let [mut publishes, mut reads] = both;
+    assert_eq!(publishes.line().as_deref(), Some("published"));
+    service.kill();
+    let mut next = start(&test_dir, "all", "serves-and-copies");
+    ready(&mut next);
+    publishes.say("go on");
+    publishes.finish();
+    reads.finish();
+    next.end();
 }
 
 #[test]

@@ -288,7 +288,7 @@ mod tests {
         let long = Refusal { kind: ErrorKind::Stale, cause: "x".repeat(MAX_REASON_LENGTH + 1) };
         let error = Reply::read(TEST, &Reply::Refused(long).encode()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Malformed);
-        let error = Reply::read(TEST, &[VERSION, 2, 12, 0]).unwrap_err();
+        let error = Reply::read(TEST, &[VERSION, 2, 13, 0]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Malformed, "unknown kind");
         let error = Reply::read(TEST, &[VERSION + 1, 2, 4, 0]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::VersionMismatch);

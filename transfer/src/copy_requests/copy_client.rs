@@ -349,7 +349,16 @@ impl<T> CopyClient<T> {
         let is_ready = ready.inspect_err(|error| {
             tracing::debug!(%error, "the copy service does not follow streams of this device");
         });
-        is_ready.is_ok() && blocks <= MAX_PART_BLOCKS
+        // Those that wait for streams leave half of the ring to others.
+        let behind_streams = self.posted.iter().filter(|part| {
+            self.transfers.get(&part.transfer).is_some_and(|transfer| transfer.after.is_some())
+        });
+        let (parts, posted) =
+            behind_streams.fold((0, 0), |(parts, posted), part| (parts + 1, posted + part.blocks));
+        is_ready.is_ok()
+            && blocks <= MAX_PART_BLOCKS
+            && parts < DEPTH / 2
+            && posted + blocks <= MAX_POSTED_BLOCKS / 2
     }
 
     /// Starts a transfer between the memories of a pair, after a point of a stream that it
@@ -430,9 +439,16 @@ impl<T> CopyClient<T> {
     pub(crate) fn stop(&mut self, is_meant: impl Fn(&T) -> bool) -> bool {
         let mut transfers = self.transfers.iter_mut();
         let found = transfers.find(|(_, transfer)| is_meant(&transfer.context));
-        let Some((number, transfer)) = found.filter(|(_, it)| !it.is_posted()) else {
+        let Some((number, transfer)) = found else { return false };
+        if transfer.is_posted() && transfer.after.is_none() {
             return false;
-        };
+        }
+        if transfer.after.take().is_some()
+            && let Some(connection) = &self.connection
+        {
+            let posted = self.posted.iter().filter(|part| part.transfer == *number);
+            posted.for_each(|part| connection.ring.abandon(part.number));
+        }
         let error = Error::new(COPY, ErrorKind::Cancelled, "the transfer was cancelled");
         transfer.failure.get_or_insert(error);
         self.ended.push_back(*number);
@@ -452,12 +468,11 @@ impl<T> CopyClient<T> {
             if is_cancelled(&transfer.context) {
                 transfer.blocks = BlockQueue::default();
                 transfer.unposted = Unposted::List(0..0);
-                // It is not waited for the stream.
                 if transfer.after.take().is_some()
                     && let Some(connection) = &self.connection
                 {
                     let posted = self.posted.iter().filter(|part| part.transfer == *number);
-                    posted.for_each(|part| connection.ring.start_now(part.number));
+                    posted.for_each(|part| connection.ring.abandon(part.number));
                 }
             }
         }
@@ -475,14 +490,25 @@ impl<T> CopyClient<T> {
         let removed = self.transfers.extract_if(|_, transfer| is_cancelled(&transfer.context));
         let removed: Vec<_> = removed.collect();
         for (number, transfer) in removed {
-            self.release_streams(number);
-            if transfer.open_requests > 0 {
+            // Otherwise the service lets streams go on that wait for it.
+            if transfer.open_requests == 0 {
+                self.release_streams(number);
+            } else {
                 is_settled = false;
                 std::mem::forget(transfer.pair);
             }
             cancelled.push(transfer.context);
         }
         (cancelled, is_settled)
+    }
+
+    /// Ends the streams that write words, after all transfers, and waits for them until `end`.
+    pub(crate) fn close_streams(&mut self, end: Instant) {
+        for (_, stream) in self.word_streams.drain() {
+            if let Err(error) = stream.close(remaining(end)) {
+                tracing::debug!(%error, "a stream is still waited for");
+            }
+        }
     }
 
     /// Lets a stream wait for a transfer.
@@ -512,25 +538,31 @@ impl<T> CopyClient<T> {
         over.for_each(|delayed| delayed.release.release());
     }
 
-    /// Fails transfers that follow a stream which has failed.
+    /// Starts transfers whose streams have passed their points: the streams that write the words may
+    /// wait for others. Fails those whose streams have failed.
     fn check_points(&mut self) {
+        let Some(connection) = &self.connection else { return };
         for (number, transfer) in &mut self.transfers {
             let Some(after) = &transfer.after else { continue };
-            match after.is_done() {
-                Ok(false) => {}
-                Ok(true) => transfer.after = None,
+            let is_done = match after.is_done() {
+                Ok(is_done) => is_done,
                 Err(error) if gpu::proves_idle(&error) => {
                     transfer.failure.get_or_insert_with(|| Error::caused_by(COPY, error));
-                    transfer.after = None;
                     self.ended.push_back(*number);
-                    // What it copies does not count.
-                    let posted = self.posted.iter().filter(|part| part.transfer == *number);
-                    if let Some(connection) = &self.connection {
-                        posted.for_each(|part| connection.ring.start_now(part.number));
-                    }
+                    true
                 }
                 // Only the query failed.
-                Err(_) => {}
+                Err(_) => false,
+            };
+            if !is_done {
+                continue;
+            }
+            transfer.after = None;
+            for part in self.posted.iter().filter(|part| part.transfer == *number) {
+                match transfer.failure {
+                    None => connection.ring.start_now(part.number),
+                    Some(_) => connection.ring.abandon(part.number),
+                }
             }
         }
     }
@@ -598,7 +630,7 @@ impl<T> CopyClient<T> {
                     && let Err(error) = connection.write_after(after, &self.word_streams, number)
                 {
                     transfer.failure = Some(error);
-                    connection.ring.start_now(number);
+                    connection.ring.abandon(number);
                 }
                 let part = PostedPart { number, transfer: number_of_transfer, blocks };
                 self.posted.push_back(part);
@@ -628,9 +660,8 @@ impl<T> CopyClient<T> {
         if !is_over {
             return;
         }
-        if self.has_outcomes() {
-            self.take_outcomes();
-        }
+        // Also one that it had written, but not counted: a stream may have gone on.
+        self.take_outcomes();
         let in_flight = self.posted.len();
         tracing::warn!(in_flight, "the copy service has ended");
         (self.connection, self.posted_blocks) = (None, 0);
@@ -640,6 +671,8 @@ impl<T> CopyClient<T> {
             transfer.unposted = Unposted::all_of(transfer.blocks.all());
             transfer.open_requests = 0;
         }
+        let of_none = |delayed: &mut DelayedStream| !self.transfers.contains_key(&delayed.transfer);
+        self.delayed_streams.extract_if(.., of_none).for_each(|delayed| delayed.release.release());
         let mut unposted: Vec<_> = self.transfers.keys().copied().collect();
         unposted.sort_unstable();
         self.ended.extend(&unposted);

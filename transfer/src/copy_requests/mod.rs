@@ -16,7 +16,7 @@ pub(crate) use copy_client::{
 pub(crate) use opening::{OfferedPieces, Opening, RegionName, Remote, Reply, Request};
 #[cfg(test)]
 pub(crate) use request_ring::ClientRing;
-pub(crate) use request_ring::{PostedRequest, ServiceRing};
+pub(crate) use request_ring::{PostedRequest, ServiceRing, Start};
 
 /// The name of the service's socket in the directory that it shares with its clients.
 pub(crate) const SOCKET: &str = "copy-service";

@@ -38,8 +38,10 @@ const FINISHED_WORD: usize = 16;
 const ENDED_WORD: usize = 24;
 const ENTRIES_WORD: usize = 64;
 const ENTRY_WORDS: usize = 16;
-/// A stream of the client writes [a number of the request](start_of) there.
+/// A stream of the client writes [a number of the request](start_of) into its lower half, the client
+/// [`ABANDONED`] into the whole, if the request is not to begin.
 const START: usize = 7;
+const ABANDONED: u64 = 1 << 63;
 const OUTCOME: usize = 8;
 const TEXT_WORDS: usize = 7;
 const BLOCKS_WORD: usize = ENTRIES_WORD + DEPTH * ENTRY_WORDS;
@@ -91,6 +93,16 @@ pub(crate) type Failure = (ErrorKind, String);
 
 fn entry(number: u64) -> usize {
     ENTRIES_WORD + (number % DEPTH as u64) as usize * ENTRY_WORDS
+}
+
+/// Whether a request begins that follows a stream of its client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Start {
+    Now,
+    /// When the stream has written its word.
+    Later,
+    /// The client does not wait for its stream any more.
+    Abandoned,
 }
 
 /// What a stream writes to let a request begin: never 0.
@@ -204,10 +216,13 @@ impl ServiceRing {
         Ok(Some(PostedRequest { number, pair, operation, blocks, follows_stream }))
     }
 
-    /// Has the stream of a request that [follows](PostedRequest::follows_stream) one written its
-    /// word?
-    pub(crate) fn may_begin(&self, request: u64) -> bool {
-        self.words.load(entry(request) + START, Acquire) as u32 == start_of(request)
+    /// Does a request begin that [follows](PostedRequest::follows_stream) a stream?
+    pub(crate) fn start(&self, request: u64) -> Start {
+        match self.words.load(entry(request) + START, Acquire) {
+            word if word & ABANDONED != 0 => Start::Abandoned,
+            word if word as u32 == start_of(request) => Start::Now,
+            _ => Start::Later,
+        }
     }
 
     fn read<const N: usize>(&self, at: usize) -> [u64; N] {
@@ -334,9 +349,15 @@ impl ClientRing {
         Ok((self.word(device, entry(number) + START)?, start_of(number)))
     }
 
-    /// Lets a request begin now that was to follow a stream.
+    /// Lets a request begin whose stream has passed its point.
     pub(crate) fn start_now(&self, number: u64) {
         self.words.store(entry(number) + START, u64::from(start_of(number)), Release);
+        self.ring();
+    }
+
+    /// Ends a request that follows a stream, unless it has begun.
+    pub(crate) fn abandon(&self, number: u64) {
+        self.words.store(entry(number) + START, ABANDONED, Release);
         self.ring();
     }
 

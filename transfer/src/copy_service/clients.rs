@@ -10,7 +10,7 @@ use ipc::{Channel, Doorbell, ListenerGuard, MappedWords};
 use threads::lock;
 
 use super::owners::Owner;
-use crate::copy_requests::{PostedRequest, ServiceRing};
+use crate::copy_requests::{PostedRequest, ServiceRing, Start};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_buffer::HostBuffer;
 use crate::path::Operation;
@@ -207,9 +207,9 @@ impl Client {
         lock(&self.ring).take()
     }
 
-    /// Has the stream of the client written its word that this request follows?
-    pub(super) fn may_begin(&self, request: u64) -> bool {
-        lock(&self.ring).may_begin(request)
+    /// Does this request begin, which follows a stream of the client?
+    pub(super) fn start_of(&self, request: u64) -> Start {
+        lock(&self.ring).start(request)
     }
 
     /// Writes the outcome of a request, and wakes the client.

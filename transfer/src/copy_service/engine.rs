@@ -16,7 +16,7 @@ use super::fair_queue::{FairQueue, QueuedRequest, TURN};
 use super::shared::Shared;
 use crate::blocks::Blocks;
 use crate::copy_queue::{CopyQueue, CopyRequest};
-use crate::copy_requests::PostedRequest;
+use crate::copy_requests::{PostedRequest, Start};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Operation;
 
@@ -234,19 +234,28 @@ impl Engine {
         }
         taken.extend(self.behind_streams.extract_if(.., |(client, request)| {
             let connected = self.served.clients.get(client);
-            connected.is_none_or(|it| it.client.may_begin(request.number()))
+            connected.is_none_or(|it| it.client.start_of(request.number()) != Start::Later)
         }));
         for (client, request) in taken {
             has_any = true;
             self.stream_poll.reset();
-            let connected = self.served.clients.get(&client);
-            if request.follows_stream()
-                && connected.is_some_and(|it| !it.client.may_begin(request.number()))
-            {
-                self.behind_streams.push((client, request));
-                continue;
-            }
             let number = request.number();
+            if request.follows_stream()
+                && let Some(connected) = self.served.clients.get(&client)
+            {
+                match connected.client.start_of(number) {
+                    Start::Now => {}
+                    Start::Later => {
+                        self.behind_streams.push((client, request));
+                        continue;
+                    }
+                    Start::Abandoned => {
+                        let cause = "the client does not wait for its stream".to_owned();
+                        self.served.report(client, number, Err((ErrorKind::Cancelled, cause)));
+                        continue;
+                    }
+                }
+            }
             if let Err(error) = self.accept(client, request) {
                 self.served.report(client, number, Err((error.kind(), error.reason())));
             }

@@ -264,6 +264,47 @@ fn memory_of_another_process_is_copied_for_a_client_that_has_it() {
     open(uuid, piece(), LENGTH).unwrap();
 }
 
+#[test]
+fn threads_copy_at_a_time_and_a_late_copy_blocks_its_pair_only_until_it_is_over() {
+    let setting = Setting::new();
+    let copies = ServiceCopies::new(&setting.directory, "topic", Admission::own_user()).unwrap();
+    let (local, remote) = (setting.memory(), setting.memory());
+    let stream = setting.device.stream().unwrap();
+    let pattern: Vec<u8> = (0..LENGTH).map(|at| (at * 7 + at / 251) as u8).collect();
+    stream.upload(&remote.whole(), &pattern, TIMEOUT).unwrap();
+    let uuid = setting.device.properties().uuid;
+    let file = remote.export_piece(0).unwrap().0;
+    let pair = copies.open_pair(&local, uuid, file, LENGTH, TIMEOUT).unwrap();
+    let part = LENGTH / 256;
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let (copies, pair) = (&copies, &pair);
+            scope.spawn(move || {
+                for number in 0..32 {
+                    let at = (number * 8 + thread) * part;
+                    let block = Block { to: at, from: at, length: part };
+                    copies.copy(pair, Operation::Get, block, TIMEOUT).unwrap();
+                }
+            });
+        }
+    });
+    let mut found = vec![0; LENGTH as usize];
+    stream.download(&local.whole(), &mut found, TIMEOUT).unwrap();
+    assert!(found == pattern);
+
+    let delay = Duration::from_millis(300);
+    let slow = gpu::emulated::FaultConfig { delay, ..Default::default() };
+    gpu::emulated::configure_faults(0, slow);
+    let copy = |timeout| copies.copy(&pair, Operation::Get, BLOCK, timeout);
+    let late = copy(Duration::from_millis(20)).unwrap_err();
+    let refused = copy(TIMEOUT).unwrap_err();
+    gpu::emulated::configure_faults(0, gpu::emulated::FaultConfig::default());
+    assert_eq!(late.kind(), ErrorKind::DeadlineExceeded);
+    assert!(refused.to_string().contains("an earlier copy timed out"), "{refused}");
+    std::thread::sleep(3 * delay / 2);
+    copy(TIMEOUT).unwrap();
+}
+
 /// As a client does whose export failed in the middle.
 #[test]
 fn opening_without_its_pieces_is_replaced_by_the_next() {
@@ -298,7 +339,9 @@ fn client_with_false_requests_is_disconnected() {
     while setting.service.clients() > 0 {
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(client.ring.has_ended());
+    while !client.ring.has_ended() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]

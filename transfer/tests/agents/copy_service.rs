@@ -280,6 +280,81 @@ fn order_of_streams_survives_a_killed_service() {
     fixture.end(peer);
 }
 
+/// The first transfer delays the stream that the second one follows.
+#[test]
+fn transfers_that_wait_for_each_other_by_a_stream_survive_a_killed_service() {
+    let _alone = alone();
+    let mut fixture = AgentFixture::open();
+    let directory = fixture.directory.clone();
+    let mut service = start_service(&directory);
+    let peer = fixture.peer_process("shared", &[]);
+    let route = join_by_service(&mut fixture, &peer);
+    let device = device();
+    if device.name().implementation != gpu::Implementation::Emulated {
+        testkit::skip!("only emulated devices can be slowed down");
+    }
+    let number = device.name().number;
+    let slow = emulated::FaultConfig { delay: Duration::from_millis(200), ..Default::default() };
+    let stream = device.stream().unwrap();
+    emulated::configure_faults(number, slow);
+    stream.fill(&fixture.memory.whole(), 5).unwrap();
+    let first = fixture.agent.put_after(&route, &WHOLE, None, &stream).unwrap();
+    fixture.agent.delay_stream(first, &stream, TIMEOUT).unwrap();
+    emulated::configure_faults(number, emulated::FaultConfig::default());
+    stream.fill(&fixture.memory.whole(), 6).unwrap();
+    let second = fixture.agent.put_after(&route, &WHOLE, None, &stream).unwrap();
+    service.kill();
+    service = start_service(&directory);
+    fixture.agent.wait(first, TIMEOUT).unwrap();
+    fixture.agent.wait(second, TIMEOUT).unwrap();
+    stream.synchronize(TIMEOUT).unwrap();
+    let expected = gpu::checksum(&vec![6; LENGTH as usize]);
+    assert_eq!(fixture.request(&peer, SUM, 0), expected);
+    fixture.end(peer);
+    service.kill();
+}
+
+/// Neither is waited for the stream, nor copied before it.
+#[test]
+fn transfer_behind_a_stream_is_cancelled_without_a_copy() {
+    let _alone = alone();
+    let mut fixture = AgentFixture::open();
+    let mut service = start_service(&fixture.directory.clone());
+    let device = device();
+    for is_disconnected in [false, true] {
+        let mut peer = fixture.peer_process("shared", &[]);
+        let route = join_by_service(&mut fixture, &peer);
+        fill(&fixture.memory, LENGTH, 33);
+        let before = sum(&fixture.memory, LENGTH);
+        let (stream, key) = (device.stream().unwrap(), device.stream().unwrap());
+        let gate = device.allocate(4096).unwrap();
+        key.fill(&gate.whole(), 0).unwrap();
+        key.synchronize(TIMEOUT).unwrap();
+        let gate = gate.slice(0, 4).unwrap();
+        stream.wait_for_word(&gate, 1).unwrap();
+        let token = fixture.agent.get_after(&route, &WHOLE, None, &stream).unwrap();
+        if is_disconnected {
+            let disconnected = fixture.agent.disconnect(peer.peer, Duration::from_millis(100));
+            assert_eq!(disconnected.unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+        } else {
+            assert!(fixture.agent.cancel(token).unwrap());
+        }
+        let error = fixture.agent.wait(token, TIMEOUT).unwrap_err();
+        let kind = if is_disconnected { ErrorKind::Closed } else { ErrorKind::Cancelled };
+        assert_eq!(error.kind(), kind, "{error}");
+        key.write_word(&gate, 1).unwrap();
+        stream.synchronize(TIMEOUT).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(sum(&fixture.memory, LENGTH), before, "{is_disconnected}");
+        if is_disconnected {
+            peer.other.kill();
+        } else {
+            fixture.end(peer);
+        }
+    }
+    service.kill();
+}
+
 /// Memory of an owner is not kept by the service after its region or its process is gone.
 #[test]
 fn service_forgets_regions_that_are_gone() {

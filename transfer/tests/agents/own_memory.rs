@@ -135,8 +135,12 @@ fn withdrawn_memory_is_released_without_another_call() {
             drop(route);
             agent.withdraw(&local, TIMEOUT).unwrap();
             drop((local, buffer));
-            let users = weak.strong_count();
-            assert_eq!(users, 0, "{path}, one block: {is_one_block}");
+            // The thread of an emulated device may just end the copy.
+            let end = Instant::now() + Duration::from_secs(2);
+            while weak.strong_count() > 0 {
+                assert!(Instant::now() < end, "{path}, one block: {is_one_block}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
             memory.fill(0);
         }
     }

@@ -344,6 +344,7 @@ impl LocalCopies {
                 }
             }
         }
+        self.services.iter_mut().for_each(|(_, service)| service.close_streams(end));
         unsettled.extend(self.staged.close(end));
         unsettled
     }
