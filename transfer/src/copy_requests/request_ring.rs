@@ -95,7 +95,7 @@ fn entry(number: u64) -> usize {
     ENTRIES_WORD + (number % DEPTH as u64) as usize * ENTRY_WORDS
 }
 
-/// Whether a request begins that follows a stream of its client.
+/// The start of a request that follows a stream of its client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Start {
     Now,
