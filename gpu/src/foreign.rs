@@ -85,7 +85,7 @@ impl Foreign {
             }
             Some(Allocator::Mapped { .. }) => {
                 "it is mapped from physical memory without a shareable handle type: \
-                 let its allocator request file descriptors, or allocate with \
+                 let its allocator request file descriptors or fabric handles, or allocate with \
                  cudaMalloc (PyTorch: without expandable segments), or copy it to memory that \
                  Device::allocate_shared returned"
             }

@@ -397,12 +397,18 @@ Code cuMemCreate(uint64_t *handle, size_t length, const AllocationProperties *pr
 
 Code cuMemRelease(uint64_t handle) { LOCKED({ release_physical((Physical *)(uintptr_t)handle); }); }
 
+/* Another process opens the file by it, as long as its maker lives. */
+typedef struct {
+    int process, file;
+} FabricHandle;
+
 Code cuMemExportToShareableHandle(void *out, uint64_t handle, unsigned type, uint64_t flags) {
     (void)flags;
     Physical *physical = (Physical *)(uintptr_t)handle;
     if (type == FABRIC && physical->has_fabric_handle) {
+        FabricHandle fabric = {(int)getpid(), physical->file};
         memset(out, 0, 64);
-        memcpy(out, &handle, sizeof handle);
+        memcpy(out, &fabric, sizeof fabric);
         return OK;
     }
     /* Imported memory cannot be exported again. */
@@ -415,14 +421,26 @@ Code cuMemExportToShareableHandle(void *out, uint64_t handle, unsigned type, uin
 
 Code cuMemImportFromShareableHandle(uint64_t *handle, void *os_handle, unsigned type) {
     char link[64], target[128] = {0};
-    int file = (int)(intptr_t)os_handle, device = -1;
-    if (type != FILE_DESCRIPTOR) return INVALID_VALUE;
+    int file = (int)(intptr_t)os_handle, device = -1, opened = -1;
+    if (type == FABRIC) {
+        FabricHandle fabric;
+        if (!setting("FAKE_CUDA_IMEX", 0)) return NOT_PERMITTED;
+        memcpy(&fabric, os_handle, sizeof fabric);
+        snprintf(link, sizeof link, "/proc/%d/fd/%d", fabric.process, fabric.file);
+        file = opened = open(link, O_RDWR | O_CLOEXEC);
+        if (file < 0) return INVALID_VALUE;
+    } else if (type != FILE_DESCRIPTOR) {
+        return INVALID_VALUE;
+    }
     snprintf(link, sizeof link, "/proc/self/fd/%d", file);
     struct stat status;
-    if (readlink(link, target, sizeof target - 1) < 0 || fstat(file, &status) != 0) return INVALID_VALUE;
-    if (sscanf(target, "/memfd:fake-cuda-mapped-%d", &device) != 1 || !is_device(device)) return INVALID_VALUE;
+    if (readlink(link, target, sizeof target - 1) < 0 || fstat(file, &status) != 0 ||
+        sscanf(target, "/memfd:fake-cuda-mapped-%d", &device) != 1 || !is_device(device)) {
+        if (opened >= 0) close(opened);
+        return INVALID_VALUE;
+    }
     Physical *physical = calloc(1, sizeof *physical);
-    physical->file = fcntl(file, F_DUPFD_CLOEXEC, 0);
+    physical->file = opened >= 0 ? opened : fcntl(file, F_DUPFD_CLOEXEC, 0);
     physical->length = (size_t)status.st_size;
     physical->device = device;
     physical->references = 1;
@@ -647,6 +665,11 @@ Code cuMemHostUnregister(void *address) {
     });
 }
 
+static uint64_t handle_types_of(const Range *range) {
+    const Physical *physical = range->physical;
+    return (physical->is_exportable ? FILE_DESCRIPTOR : 0) | (physical->has_fabric_handle ? FABRIC : 0);
+}
+
 Code cuPointerGetAttributes(unsigned count, const unsigned *attributes, void **data, Address address) {
     LOCKED({
         Range *range = memory_at(address);
@@ -659,7 +682,7 @@ Code cuPointerGetAttributes(unsigned count, const unsigned *attributes, void **d
                 case 9: *(int *)out = range ? range->device : -2; break;
                 case 11: *(uint64_t *)out = range ? range->base : 0; break;
                 case 12: *(uint64_t *)out = range ? range->length : 0; break;
-                case 14: *(uint64_t *)out = range && range->kind == MAPPED ? FILE_DESCRIPTOR : 0; break;
+                case 14: *(uint64_t *)out = range && range->kind == MAPPED ? handle_types_of(range) : 0; break;
                 case 17: *(uint64_t *)out = range && range->kind == POOL; break;
                 default: *(uint64_t *)out = 0; break;
             }

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import multiprocessing
+import os
 import time
 from types import SimpleNamespace
 
@@ -307,6 +308,69 @@ def test_memory_of_pool_has_fabric_handles_where_permitted(is_permitted, monkeyp
     process.start()
     process.join(60)
     assert process.exitcode == 0
+
+
+class Properties(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = [("type", ctypes.c_uint), ("handle_types", ctypes.c_uint), ("location_type", ctypes.c_uint),
+                ("device", ctypes.c_int), ("security", ctypes.c_void_p), ("flags", ctypes.c_uint8 * 8)]
+
+
+class Access(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = [("location_type", ctypes.c_uint), ("device", ctypes.c_int), ("flags", ctypes.c_uint)]
+
+
+def mapped_memory(length, handle_types):
+    """Memory of another allocator, mapped from one piece."""
+    context, handle, address = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_uint64()
+    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert driver.cuCtxSetCurrent(context) == 0
+    properties, zero = Properties(1, handle_types, 1, 0), ctypes.c_uint64(0)
+    size = ctypes.c_size_t(length)
+    assert driver.cuMemCreate(ctypes.byref(handle), size, ctypes.byref(properties), zero) == 0
+    assert driver.cuMemAddressReserve(ctypes.byref(address), size, ctypes.c_size_t(0), zero, zero) == 0
+    assert driver.cuMemMap(address, size, ctypes.c_size_t(0), handle, zero) == 0
+    access = Access(1, 0, 3)
+    assert driver.cuMemSetAccess(address, size, ctypes.byref(access), ctypes.c_size_t(1)) == 0
+    return address.value
+
+
+def _share_by_fabric_handle(connection, directory):
+    os.environ["FABRICAST_DIRECTORY"] = directory
+    own = CudaArray(mapped_memory(2 * MEBI, 8), (4, 8))
+    on_host(own)[:] = numpy.arange(32).reshape(4, 8)
+    connection.send_bytes(fabricast.share(own).for_one_receiver())
+    assert connection.recv() == "seen"
+    assert (on_host(own) == 5).all()
+
+
+@pytest.mark.parametrize("is_permitted", [False, True])
+def test_memory_with_fabric_handles_only_is_opened_where_permitted(is_permitted, tmp_path, monkeypatch):
+    monkeypatch.setenv("FABRICAST_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("FAKE_CUDA_IMEX", "1")
+    here, there = spawn.Pipe()
+    owner = spawn.Process(target=_share_by_fabric_handle, args=(there, str(tmp_path)))
+    owner.start()
+    assert here.poll(30)
+    token = here.recv_bytes()
+    # The owner may create such handles; this process may open them only with a channel of IMEX.
+    monkeypatch.setenv("FAKE_CUDA_IMEX", str(int(is_permitted)))
+    if is_permitted:
+        opened = fabricast.open(token)
+        seen = on_host(opened)
+        assert (seen == numpy.arange(32).reshape(4, 8)).all()
+        seen[:] = 5
+        here.send("seen")
+        owner.join(30)
+        assert owner.exitcode == 0
+    else:
+        with pytest.raises(errors.Error, match="import memory"):
+            fabricast.open(token)
+        owner.kill()
+        owner.join(30)
 
 
 def test_views_are_registered_by_their_allocations(tmp_path):

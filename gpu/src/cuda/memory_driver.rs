@@ -11,6 +11,7 @@ use cudarc::driver::sys;
 use threads::lock;
 
 use super::Context;
+use super::fabric_handle::{self, FabricHandle};
 use super::library::Address;
 use super::locate::pointer_attributes;
 use crate::device_name::DeviceName;
@@ -167,11 +168,17 @@ impl Physical {
         let operation = "import memory";
         let functions = context.make_current(operation)?;
         let mut handle = 0;
-        // SAFETY: the driver takes the number of a file descriptor as a pointer, and keeps no
-        // reference to it.
-        let code = unsafe {
-            let number = ptr::without_provenance_mut(descriptor.as_raw_fd() as usize);
-            (functions.physical_import)(&raw mut handle, number, FILE_DESCRIPTOR)
+        let code = match fabric_handle::from_file(descriptor) {
+            // SAFETY: the driver reads the handle, which exists during the call.
+            Some(mut fabric) => unsafe {
+                (functions.physical_import)(&raw mut handle, fabric.as_mut_ptr().cast(), FABRIC)
+            },
+            // SAFETY: the driver takes the number of a file descriptor as a pointer, and keeps no
+            // reference to it.
+            None => unsafe {
+                let number = ptr::without_provenance_mut(descriptor.as_raw_fd() as usize);
+                (functions.physical_import)(&raw mut handle, number, FILE_DESCRIPTOR)
+            },
         };
         context.check(operation, code).map_err(|error| match error.kind() {
             ErrorKind::OutOfMemory | ErrorKind::DeviceFailed => error,
@@ -209,13 +216,27 @@ impl PhysicalMemory for Physical {
         let exported = self.context.call(operation, |functions| unsafe {
             (functions.physical_export)(out, self.handle, FILE_DESCRIPTOR, 0)
         });
-        exported.map_err(|error| match error.kind() {
+        match exported {
+            Ok(()) => owned(operation, number),
             // The driver's error for memory of other libraries that cannot be exported as a
             // file descriptor.
-            ErrorKind::InvalidArgument => error.with_kind(ErrorKind::NotSupported),
-            _ => error,
+            Err(error) if error.kind() == ErrorKind::InvalidArgument => {
+                let none = |_| error.with_kind(ErrorKind::NotSupported);
+                fabric_handle::to_file(&self.fabric_handle().map_err(none)?)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Physical {
+    fn fabric_handle(&self) -> Result<FabricHandle> {
+        let mut handle = [0; size_of::<FabricHandle>()];
+        // SAFETY: space for a handle.
+        self.context.call("export memory", |functions| unsafe {
+            (functions.physical_export)(handle.as_mut_ptr().cast(), self.handle, FABRIC, 0)
         })?;
-        owned(operation, number)
+        Ok(handle)
     }
 }
 
@@ -320,7 +341,8 @@ pub(super) fn attributes(context: &Context, address: Address) -> Result<PointerA
     } else if pool != 0 {
         Allocator::Pool
     } else if is_mapped(context, address) {
-        Allocator::Mapped { exportable: handle_types & u64::from(FILE_DESCRIPTOR) != 0 }
+        // A fabric handle was allowed when the memory was allocated.
+        Allocator::Mapped { exportable: handle_types & u64::from(FILE_DESCRIPTOR | FABRIC) != 0 }
     } else {
         Allocator::Plain
     };

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 mod device_driver;
+mod fabric_handle;
 mod kernels;
 mod library;
 mod locate;
