@@ -59,7 +59,8 @@ pub fn detect(environment: &Environment) -> Result<Launcher> {
     if let Some(first) = complete.into_iter().next() {
         return Ok(first.launcher);
     }
-    match unusable.or(sets::open_mpi(environment)?).or(sets::slurm(environment)?) {
+    let unusable = unusable.or(sets::open_mpi(environment)?).or(sets::slurm(environment)?);
+    match unusable.or(sets::flux(environment)?).or_else(|| sets::pals(environment)) {
         Some(detail) => invalid(detail),
         None => Ok(Launcher::Single),
     }

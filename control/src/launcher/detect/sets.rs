@@ -185,6 +185,28 @@ pub(super) fn slurm(environment: &Environment) -> Result<Option<String>> {
     }))
 }
 
+/// Flux without PMI: the detail of an error.
+pub(super) fn flux(environment: &Environment) -> Result<Option<String>> {
+    if environment.text("FLUX_TASK_RANK").is_none() {
+        return Ok(None);
+    }
+    let tasks = environment.number::<u32>("FLUX_JOB_SIZE")?.unwrap_or_default();
+    Ok((tasks > 1).then(|| {
+        format!("Flux started {tasks} tasks without PMI. Use flux run -o pmi=simple or -o pmi=pmix")
+    }))
+}
+
+/// PALS (of HPE Cray) without PMIx: the detail of an error. Its variables do not tell the size.
+pub(super) fn pals(environment: &Environment) -> Option<String> {
+    environment.text("PALS_RANKID").map(|rank| {
+        let rank = rank.escape_debug();
+        format!(
+            "PALS started rank {rank} without PMIx. Use mpiexec --pmi=pmix, or set {VARIABLE}=none \
+             for a job of one rank"
+        )
+    })
+}
+
 fn states<'a>(environment: &Environment, names: &[&'a str]) -> Vec<(&'a str, bool)> {
     names.iter().map(|name| (*name, environment.text(name).is_some())).collect()
 }

@@ -88,6 +88,21 @@ const SLURM_PMIX: Pairs<'_> = &[
     ("SLURM_PMIX_MAPPING_SERV", "(vector,(0,2,2))"),
 ];
 
+/// Variables of task 3 of `flux run -n 4 -o pmi=off`, and of rank 3 of PALS, by their documentation.
+const FLUX: Pairs<'_> = &[
+    ("FLUX_JOB_ID", "ƒ2WFCGbQ"),
+    ("FLUX_JOB_NNODES", "2"),
+    ("FLUX_JOB_SIZE", "4"),
+    ("FLUX_TASK_LOCAL_ID", "1"),
+    ("FLUX_TASK_RANK", "3"),
+];
+const PALS: Pairs<'_> = &[
+    ("PALS_APID", "2d5c7f52-3a52-4d0e-9f9c-c5a1e0d5f2f1"),
+    ("PALS_LOCAL_RANKID", "1"),
+    ("PALS_NODEID", "1"),
+    ("PALS_RANKID", "3"),
+];
+
 /// Variables that `salloc` and `sbatch` set for the shell: no step.
 const ALLOCATION: Pairs<'_> = &[
     ("SLURM_JOB_ID", "4711"),
@@ -163,7 +178,8 @@ fn launchers_are_recognized() {
         &[("RANK", "0"), ("WORLD_SIZE", "9"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "1")];
     let single: Pairs<'_> = &[("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0")];
     let names = |name| [("FABRICAST_LAUNCHER", name)];
-    let cases: [(&str, &[Pairs<'_>], Launcher); 30] = [
+    let flux_pmi = [("PMI_FD", "10"), ("PMI_RANK", "3"), ("PMI_SIZE", "4")];
+    let cases: [(&str, &[Pairs<'_>], Launcher); 33] = [
         ("nothing", &[], none("")),
         ("Open MPI", &[OPEN_MPI], Launcher::Pmix),
         ("Open MPI in an allocation", &[ALLOCATION, OPEN_MPI], Launcher::Pmix),
@@ -177,6 +193,9 @@ fn launchers_are_recognized() {
         ("srun --mpi=pmix", &[SRUN, SLURM_PMIX], Launcher::Pmix),
         ("PMIx of a step in another one", &[SRUN, SLURM_PMIX, other_rank], Launcher::Pmix),
         ("a batch script", &[ALLOCATION], none("")),
+        ("flux run", &[FLUX, &flux_pmi], pmi(One, 10)),
+        ("flux run -n 1", &[FLUX, &[("FLUX_JOB_SIZE", "1")]], none("")),
+        ("PALS with PMIx", &[PALS, SLURM_PMIX], Launcher::Pmix),
         ("srun -n 1", &[SRUN, single], none("")),
         ("torchrun", &[TORCHRUN], torchrun()),
         ("torchrun, started by srun", &[STEP_OF_MPIRUN, TORCHRUN], torchrun()),
@@ -236,7 +255,7 @@ fn unusable_environments_are_refused_with_a_remedy() {
     let no_port = without(TORCHRUN, &["MASTER_PORT", "RANK"]);
     let no_agent = without(TORCHRUN, &["TORCHELASTIC_USE_AGENT_STORE"]);
     let names = |name| [("FABRICAST_LAUNCHER", name)];
-    let cases: [(&[Pairs<'_>], String); 30] = [
+    let cases: [(&[Pairs<'_>], String); 32] = [
         (
             &[&[("PMI_RANK", "0"), ("PMI_SIZE", "2")]],
             half("PMI_RANK and PMI_SIZE are set, PMI_FD is"),
@@ -264,6 +283,16 @@ fn unusable_environments_are_refused_with_a_remedy() {
                 .into(),
         ),
         (&[SRUN], "srun started 4 tasks without PMI. Use srun --mpi=pmi2 or --mpi=pmix".into()),
+        (
+            &[FLUX],
+            "Flux started 4 tasks without PMI. Use flux run -o pmi=simple or -o pmi=pmix".into(),
+        ),
+        (
+            &[PALS],
+            "PALS started rank 3 without PMIx. Use mpiexec --pmi=pmix, or set \
+             FABRICAST_LAUNCHER=none for a job of one rank"
+                .into(),
+        ),
         (
             &[&no_pmix],
             "Open MPI started 2 ranks, but PMIX_NAMESPACE, PMIX_RANK and PMIX_SERVER_URI* are not \
