@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{PoisonError, RwLock};
+use std::time::Duration;
 
 use crate::channel::{Channel, socket_option};
 use crate::participant::{Liveness, Participant};
@@ -129,9 +130,17 @@ impl PidFd {
     /// Has the process exited?
     #[must_use]
     pub fn has_exited(&self) -> bool {
+        self.exits_within(Duration::ZERO)
+    }
+
+    /// Waits for the exit of the process: of one that is killed, sockets are closed before. False if
+    /// it runs after the timeout, or a signal ended the wait.
+    #[must_use]
+    pub fn exits_within(&self, timeout: Duration) -> bool {
         let mut entry = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let timeout = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
         // SAFETY: one valid entry. An interruption reads as "running", which was true.
-        unsafe { libc::poll(&raw mut entry, 1, 0) == 1 && entry.revents & libc::POLLIN != 0 }
+        unsafe { libc::poll(&raw mut entry, 1, timeout) == 1 && entry.revents & libc::POLLIN != 0 }
     }
 }
 

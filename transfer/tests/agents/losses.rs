@@ -1,5 +1,6 @@
 //! Peers that disconnect or die, and regions that are withdrawn.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use gpu::{Block, emulated};
@@ -37,6 +38,26 @@ fn peer_that_closed_cleanly_is_not_reported_dead() {
                 break assert_eq!(is_dead, is_killed);
             }
         }
+    }
+}
+
+/// Its socket is closed before its process has ended.
+#[test]
+fn each_killed_peer_is_reported_dead() {
+    let _alone = alone();
+    let mut fixture = AgentFixture::open();
+    for round in 0..8 {
+        let mut peer_process = fixture.peer_process("host", &[]);
+        while !matches!(fixture.agent.next_event(TIMEOUT).unwrap(), Event::Joined { .. }) {}
+        let process = peer_process.other.0.id().to_string();
+        // The test does not wait for it.
+        Command::new("kill").args(["-KILL", &process]).status().unwrap();
+        loop {
+            if let Event::Left { is_dead, .. } = fixture.agent.next_event(TIMEOUT).unwrap() {
+                break assert!(is_dead, "round {round}");
+            }
+        }
+        peer_process.other.kill();
     }
 }
 

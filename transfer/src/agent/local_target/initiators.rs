@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use ipc::PidFd;
 use threads::lock;
@@ -136,6 +137,26 @@ impl LocalTarget {
     pub(in crate::agent) fn add_initiator(&self, initiator: Arc<LocalInitiator>) {
         lock(&self.initiators).push(initiator);
         self.notify_change();
+    }
+
+    /// The connection of an initiator has ended. Of a killed process it does so before the process
+    /// has: a thread waits for that, so that its peers are told.
+    pub(super) fn initiator_disconnected(self: &Arc<Self>, initiator: Arc<LocalInitiator>) {
+        /// Longer than a driver needs to close its files. Afterwards the connection counts as lost.
+        const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
+        let is_clear =
+            lock(&initiator.local_session).left_cleanly() || initiator.pidfd.has_exited();
+        if !is_clear {
+            let (local_target, of_thread) = (Arc::clone(self), Arc::clone(&initiator));
+            let wait = move || {
+                let _ = of_thread.pidfd.exits_within(EXIT_TIMEOUT);
+                local_target.initiator_left(&of_thread);
+            };
+            if threads::spawn("fabricast-exit", wait).is_ok() {
+                return;
+            }
+        }
+        self.initiator_left(&initiator);
     }
 
     pub(in crate::agent) fn initiator_left(&self, initiator: &LocalInitiator) {

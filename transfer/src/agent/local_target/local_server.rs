@@ -116,7 +116,7 @@ impl Handler for Requests<'_> {
     }
 
     fn disconnected(&mut self, initiator: Arc<LocalInitiator>) {
-        self.0.initiator_left(&initiator);
+        self.0.initiator_disconnected(initiator);
     }
 }
 
