@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use ipc::{Channel, ChannelListener, Credentials, NotInherited, PerProcess};
+use ipc::{Channel, ChannelListener, Credentials, PerProcess};
 
 use crate::settings::{log, settings};
 
@@ -47,7 +47,6 @@ pub(crate) fn serve() {
             return false;
         };
         let serving = threads::spawn("fabricast-hook", move || {
-            let _not_inherited = NotInherited::new(&listener);
             loop {
                 match listener.accept(Duration::MAX) {
                     Ok(channel) => drop(answer(&channel)),

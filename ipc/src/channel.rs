@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use crate::deadline::deadline;
 use crate::limits::{DescriptorLimit, LimitReached};
+use crate::not_inherited::NotInherited;
 
 mod listener;
 
@@ -198,7 +199,12 @@ pub struct Message {
 /// # Ok::<(), ipc::ChannelError>(())
 /// ```
 #[derive(Debug)]
-pub struct Channel(OwnedFd);
+pub struct Channel {
+    /// Of one that was connected: the end of this process ends it, although a forked child lives.
+    /// Dropped before the socket is closed.
+    not_inherited: Option<NotInherited>,
+    socket: OwnedFd,
+}
 
 fn new_socket() -> Result<OwnedFd> {
     // SAFETY: no pointers; the result is checked.
@@ -301,10 +307,14 @@ impl Channel {
         // SAFETY: a socket owned here. Waiting is done by poll, so this only affects the time
         // between poll and call.
         unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFL, 0) };
-        Ok(Self(socket))
+        Ok(Self::connected(socket))
     }
 
-    /// Two ends of one connection.
+    pub(crate) fn connected(socket: OwnedFd) -> Self {
+        Self { not_inherited: Some(NotInherited::new(&socket)), socket }
+    }
+
+    /// Two ends of one connection. Forked children inherit both.
     ///
     /// # Errors
     /// `System`.
@@ -316,7 +326,9 @@ impl Channel {
             return Err(system("socketpair", None));
         }
         // SAFETY: just opened, and not shared.
-        unsafe { Ok((Self(OwnedFd::from_raw_fd(fds[0])), Self(OwnedFd::from_raw_fd(fds[1])))) }
+        let ends = fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        let [one, other] = ends.map(|socket| Self { not_inherited: None, socket });
+        Ok((one, other))
     }
 
     /// Another handle to this end of the connection, for another thread.
@@ -324,11 +336,13 @@ impl Channel {
     /// # Errors
     /// `System`.
     pub fn try_clone(&self) -> Result<Self> {
-        self.0.try_clone().map(Self).map_err(|cause| ChannelError::System {
+        let copied = self.socket.try_clone().map_err(|cause| ChannelError::System {
             call: "dup",
             path: None,
             cause,
-        })
+        })?;
+        let not_inherited = self.not_inherited.is_some().then(|| NotInherited::new(&copied));
+        Ok(Self { not_inherited, socket: copied })
     }
 
     /// The credentials of the peer at the time of the connection.
@@ -338,7 +352,7 @@ impl Channel {
     pub fn credentials(&self) -> Result<Credentials> {
         // Process, user and group, as in `ucred`.
         let mut found = [0, -1, -1];
-        if !socket_option(self.0.as_fd(), libc::SO_PEERCRED, &mut found).0 {
+        if !socket_option(self.socket.as_fd(), libc::SO_PEERCRED, &mut found).0 {
             return Err(system("SO_PEERCRED", None));
         }
         let [process, user, group] = found;
@@ -353,7 +367,8 @@ impl Channel {
     pub fn groups(&self) -> Result<Vec<u32>> {
         let mut groups = vec![0; 64];
         loop {
-            let (is_known, found) = socket_option(self.0.as_fd(), libc::SO_PEERGROUPS, &mut groups);
+            let (is_known, found) =
+                socket_option(self.socket.as_fd(), libc::SO_PEERGROUPS, &mut groups);
             if is_known {
                 groups.truncate(found);
                 return Ok(groups.into_iter().map(i32::cast_unsigned).collect());
@@ -376,7 +391,7 @@ impl Channel {
     pub fn end(&self) {
         // SAFETY: a socket owned here. The call fails only if the connection is already shut
         // down.
-        unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_RDWR) };
+        unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) };
     }
 
     /// Did either side [shut down](Self::end) the connection, or is the peer gone? Messages
@@ -392,7 +407,7 @@ impl Channel {
     /// ```
     #[must_use]
     pub fn is_shut_down(&self) -> bool {
-        let mut entry = libc::pollfd { fd: self.0.as_raw_fd(), events: 0, revents: 0 };
+        let mut entry = libc::pollfd { fd: self.socket.as_raw_fd(), events: 0, revents: 0 };
         // SAFETY: one valid entry. A hang-up is reported even without requested events.
         unsafe { libc::poll(&raw mut entry, 1, 0) == 1 && entry.revents & libc::POLLHUP != 0 }
     }
@@ -402,7 +417,7 @@ impl Channel {
     pub fn has_unreceived(&self) -> bool {
         let mut bytes: libc::c_int = 0;
         // SAFETY: space for the result.
-        let code = unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        let code = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
         code == 0 && bytes > 0
     }
 
@@ -453,13 +468,15 @@ impl Channel {
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         loop {
             // SAFETY: the message and all pointers in it are valid until the call returns.
-            let sent = unsafe { libc::sendmsg(self.0.as_raw_fd(), &raw const message, flags) };
+            let sent = unsafe { libc::sendmsg(self.socket.as_raw_fd(), &raw const message, flags) };
             if sent >= 0 {
                 return Ok(());
             }
             match io::Error::last_os_error().raw_os_error() {
                 Some(libc::EINTR) => {}
-                Some(libc::EAGAIN) => wait(&self.0, libc::POLLOUT, end, "space for a message")?,
+                Some(libc::EAGAIN) => {
+                    wait(&self.socket, libc::POLLOUT, end, "space for a message")?
+                }
                 Some(libc::ETOOMANYREFS) => {
                     let left = end.saturating_duration_since(Instant::now());
                     if left.is_zero() {
@@ -496,11 +513,11 @@ impl Channel {
             message.msg_controllen = size_of::<Control>();
             let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
             // SAFETY: the message and all pointers in it are valid until the call returns.
-            let got = unsafe { libc::recvmsg(self.0.as_raw_fd(), &raw mut message, flags) };
+            let got = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, flags) };
             if got < 0 {
                 match io::Error::last_os_error().raw_os_error() {
                     Some(libc::EINTR) => {}
-                    Some(libc::EAGAIN) => wait(&self.0, libc::POLLIN, end, "a message")?,
+                    Some(libc::EAGAIN) => wait(&self.socket, libc::POLLIN, end, "a message")?,
                     Some(libc::ECONNRESET) => return Err(ChannelError::Closed),
                     _ => return Err(system("recvmsg", None)),
                 }
@@ -562,7 +579,7 @@ fn descriptors_of(message: &libc::msghdr) -> Vec<OwnedFd> {
 
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.socket.as_fd()
     }
 }
 

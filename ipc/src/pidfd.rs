@@ -133,6 +133,27 @@ impl PidFd {
         self.exits_within(Duration::ZERO)
     }
 
+    /// Has the exit of the process begun, or has it exited? None if that is unknown: the process is of
+    /// another PID namespace, or `/proc` does not show it.
+    #[must_use]
+    pub fn is_exiting(&self) -> Option<bool> {
+        /// `PF_EXITING` of Linux.
+        const EXITING: u64 = 4;
+        if self.has_exited() {
+            return Some(true);
+        }
+        let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.0.as_raw_fd()));
+        let about = about.ok()?;
+        let number = about.lines().find_map(|line| line.strip_prefix("Pid:"))?;
+        let number = number.trim().parse::<u32>().ok().filter(|number| *number > 0)?;
+        let status = std::fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
+        // Behind the name, which may have any letters: state, parent, group, session, terminal and
+        // its group, then the flags.
+        let (_, status) = status.rsplit_once(')')?;
+        let flags = status.split_ascii_whitespace().nth(6)?.parse::<u64>().ok()?;
+        Some(flags & EXITING != 0)
+    }
+
     /// Waits for the exit of the process: of one that is killed, sockets are closed before. False if
     /// it runs after the timeout, or a signal ended the wait.
     #[must_use]
@@ -361,6 +382,21 @@ mod tests {
 
     use super::*;
     use crate::words::LocalWords;
+
+    #[test]
+    fn exit_of_a_process_is_seen() {
+        let child = testkit::children::ForkedChild::new(|| {
+            std::thread::sleep(Duration::from_secs(30));
+        });
+        let pidfd = PidFd::from_fd(child.pidfd()).unwrap();
+        assert_eq!((pidfd.is_exiting(), pidfd.has_exited()), (Some(false), false));
+        assert!(!pidfd.exits_within(Duration::from_millis(20)));
+        let begin = Instant::now();
+        drop(child);
+        assert!(pidfd.exits_within(Duration::from_secs(10)));
+        assert!(begin.elapsed() < Duration::from_secs(5));
+        assert_eq!((pidfd.is_exiting(), pidfd.has_exited()), (Some(true), true));
+    }
 
     #[test]
     fn clone_of_a_pidfd_is_closed_with_it() {

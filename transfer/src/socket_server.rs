@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ipc::{Channel, ChannelError, ChannelListener, NotInherited};
+use ipc::{Channel, ChannelError, ChannelListener};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -66,7 +66,6 @@ impl SocketServer<'_> {
 
 /// An open connection of an admitted user.
 struct Connection<C> {
-    _not_inherited: NotInherited,
     channel: Channel,
     user: u32,
     since: Instant,
@@ -156,9 +155,8 @@ impl<C> Connections<C> {
         if let Some(index) = evicted.map(|(index, _)| index) {
             self.open.remove(index);
         }
-        let _not_inherited = NotInherited::new(&channel);
         let since = Instant::now();
-        self.open.push(Connection { _not_inherited, channel, user, since, client: None });
+        self.open.push(Connection { channel, user, since, client: None });
     }
 
     fn refuse(&mut self, channel: Channel, reply: &[u8]) {

@@ -11,12 +11,15 @@ use threads::ForkGeneration;
 
 use crate::deadline::deadline;
 use crate::limits::LimitReached;
+use crate::not_inherited::NotInherited;
 
 use super::{Channel, ChannelError, Result, address, new_socket, system, wait};
 
 /// Waits for connections at a path, which it removes when it is dropped.
 #[derive(Debug)]
 pub struct ChannelListener {
+    /// With the process nobody listens, although a forked child lives. Dropped before the socket.
+    _not_inherited: NotInherited,
     socket: OwnedFd,
     path: PathBuf,
     /// Device and inode number of the path's file, so that another listener's file is not
@@ -70,7 +73,8 @@ impl ChannelListener {
             return Err(system("listen", Some(path)));
         }
         let (file, fork_generation) = ((status.dev(), status.ino()), ForkGeneration::current());
-        Ok(Self { socket, path: path.to_owned(), file, fork_generation })
+        let _not_inherited = NotInherited::new(&socket);
+        Ok(Self { _not_inherited, socket, path: path.to_owned(), file, fork_generation })
     }
 
     /// The next connection.
@@ -82,7 +86,7 @@ impl ChannelListener {
         loop {
             wait(&self.socket, libc::POLLIN, end, "a connection")?;
             if let Some(connection) = self.try_accept() {
-                return Ok(Channel(connection));
+                return Ok(Channel::connected(connection));
             }
             match io::Error::last_os_error().raw_os_error() {
                 // The client has disconnected again.

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use ipc::{Channel, Credentials, ForkGeneration};
+use ipc::{Channel, Credentials, ForkGeneration, NotInherited};
 use nix::fcntl::{FcntlArg, Flock, FlockArg, fcntl};
 use nix::libc;
 use threads::lock;
@@ -202,7 +202,12 @@ impl<const IS_PRIORITY: bool> Drop for RecordLock<IS_PRIORITY> {
 
 /// Shared by all members of a node.
 #[derive(Debug)]
-pub(crate) struct MemberLock(Option<Flock<File>>, ForkGeneration);
+pub(crate) struct MemberLock {
+    /// A forked child does not keep the lock.
+    not_inherited: Option<NotInherited>,
+    file: Option<Flock<File>>,
+    fork_generation: ForkGeneration,
+}
 
 impl MemberLock {
     /// A service holds it exclusively only for a check, so this is ample.
@@ -214,7 +219,13 @@ impl MemberLock {
         let end = Instant::now() + Self::TIMEOUT;
         loop {
             match Flock::lock(file, FlockArg::LockSharedNonblock) {
-                Ok(lock) => return Ok(Self(Some(lock), ForkGeneration::current())),
+                Ok(lock) => {
+                    return Ok(Self {
+                        not_inherited: Some(NotInherited::new(&*lock)),
+                        file: Some(lock),
+                        fork_generation: ForkGeneration::current(),
+                    });
+                }
                 // A service checks for members.
                 Err((back, nix::errno::Errno::EAGAIN)) if Instant::now() < end => file = back,
                 Err((_, error)) => return Err(failed(error.into())),
@@ -225,7 +236,7 @@ impl MemberLock {
 
     /// The node that the last new service recorded in the file.
     pub(crate) fn node(&self) -> Option<NodeId> {
-        self.0.as_ref().and_then(|file| identity_in(file))
+        self.file.as_ref().and_then(|file| identity_in(file))
     }
 
     /// The node that was created last in this directory.
@@ -272,9 +283,10 @@ fn identity_in(file: &File) -> Option<NodeId> {
 
 impl Drop for MemberLock {
     fn drop(&mut self) {
-        if !self.1.is_current() {
-            // The lock is the parent's, which shares the file with its child.
-            std::mem::forget(self.0.take());
+        self.not_inherited = None;
+        if !self.fork_generation.is_current() {
+            // The lock is the parent's.
+            std::mem::forget(self.file.take());
         }
     }
 }

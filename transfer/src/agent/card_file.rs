@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use ipc::{ChannelError, DirectoryLock, ForkGeneration};
+use ipc::{ChannelError, DirectoryLock, ForkGeneration, NotInherited};
 use nix::fcntl::{Flock, FlockArg};
 
 use super::START;
@@ -23,6 +23,8 @@ use crate::error::{Error, ErrorKind};
 #[derive(Debug)]
 pub(super) struct CardFile {
     path: PathBuf,
+    /// A forked child does not keep the lock.
+    not_inherited: Option<NotInherited>,
     /// Locked as long as the agent exists.
     file: Option<Flock<File>>,
     fork_generation: ForkGeneration,
@@ -51,7 +53,9 @@ impl CardFile {
         drop(alone);
         match written {
             Ok(file) => {
-                Ok(Self { path, file: Some(file), fork_generation: ForkGeneration::current() })
+                let not_inherited = Some(NotInherited::new(&*file));
+                let fork_generation = ForkGeneration::current();
+                Ok(Self { path, not_inherited, file: Some(file), fork_generation })
             }
             Err(cause) => {
                 let _ = fs::remove_file(&part);
@@ -64,9 +68,10 @@ impl CardFile {
 
 impl Drop for CardFile {
     fn drop(&mut self) {
+        self.not_inherited = None;
         let Some(file) = self.file.take() else { return };
         if !self.fork_generation.is_current() {
-            // A forked child shares file and lock with the parent, which owns them.
+            // Card and lock are the parent's.
             std::mem::forget(file);
             return;
         }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use gpu::Device;
-use ipc::{Channel, ChannelError, Credentials, ForkGeneration, NotInherited};
+use ipc::{Channel, ChannelError, Credentials, ForkGeneration};
 use threads::{RetryBackoff, lock};
 
 use super::protocol::{Reply, Request, is_name};
@@ -44,7 +44,6 @@ pub struct ShareClient {
 #[derive(Debug)]
 struct Connection {
     fork_generation: ForkGeneration,
-    _not_inherited: NotInherited,
     channel: Channel,
     /// The number of the next memory that is opened.
     next: AtomicU64,
@@ -260,16 +259,9 @@ impl ShareClient {
         })?;
         let peer = channel.credentials().during(CONNECT).map_err(|error| self.with_path(error))?;
         if self.trusted.contains(&peer.user) {
-            let _not_inherited = NotInherited::new(&channel);
             let (next, released) = (AtomicU64::new(0), Mutex::default());
             let fork_generation = self.fork_generation;
-            return Ok(Arc::new(Connection {
-                fork_generation,
-                _not_inherited,
-                channel,
-                next,
-                released,
-            }));
+            return Ok(Arc::new(Connection { fork_generation, channel, next, released }));
         }
         let detail = format!("the service belongs to user {}", peer.user);
         Err(self.with_path(Error::new(CONNECT, ErrorKind::Denied, detail)))

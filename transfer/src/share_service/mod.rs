@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use ipc::{Channel, ChannelError, ChannelListener, ForkGeneration, Message, NotInherited};
+use ipc::{Channel, ChannelError, ChannelListener, ForkGeneration, Message};
 use threads::lock;
 
 use self::protocol::{Reply, Request};
@@ -216,7 +216,6 @@ impl ShareService {
         });
         let thread_state = Arc::clone(&state);
         let accepting = threads::spawn("fabricast-share", move || {
-            let _not_inherited = NotInherited::new(&listener);
             let server = SocketServer {
                 listener: &listener,
                 admission: &thread_state.admission,

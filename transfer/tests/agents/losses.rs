@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use gpu::{Block, emulated};
 use transfer::path::Policy;
-use transfer::{Agent, AgentOptions, ErrorKind, Event, HostBuffer, Rights};
+use transfer::{Agent, AgentOptions, Condition, ErrorKind, Event, HostBuffer, Rights};
 
 use crate::common::{LENGTH, LeakCheck, TIMEOUT, alone, device};
 use crate::fixture::{AgentFixture, END, SLEEP, SUM, WITHDRAW, notice, sum_of};
@@ -59,6 +59,29 @@ fn each_killed_peer_is_reported_dead() {
         }
         peer_process.other.kill();
     }
+}
+
+/// Neither its socket, its card nor its connections seem alive by what a child inherited.
+#[test]
+fn end_of_an_agent_is_seen_although_its_child_lives() {
+    let _alone = alone();
+    let mut fixture = AgentFixture::open();
+    let mut peer_process = fixture.peer_process("parent", &[]);
+    while !matches!(fixture.agent.next_event(TIMEOUT).unwrap(), Event::Joined { .. }) {}
+    let begin = Instant::now();
+    peer_process.other.kill();
+    loop {
+        if let Event::Left { is_dead, .. } = fixture.agent.next_event(TIMEOUT).unwrap() {
+            break assert!(is_dead);
+        }
+    }
+    // The next agent removes its files.
+    let mut other = Agent::start(AgentOptions::new("other").directory(&fixture.directory)).unwrap();
+    let error = other.connect(&peer_process.card, TIMEOUT).unwrap_err();
+    assert!(error.to_string().contains("has ended"), "{error}");
+    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    let left = transfer::clean(&fixture.directory, false).unwrap();
+    assert!(left.iter().all(|one| matches!(one.condition, Condition::Alive(_))), "{left:?}");
 }
 
 #[test]

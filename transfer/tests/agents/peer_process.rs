@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use gpu::{Allocator, Block, Device, emulated};
+use testkit::children::ForkedChild;
 use transfer::path::Policy;
 use transfer::{Agent, AgentOptions, Buffer, Event, HostBuffer, Region, Rights};
 
@@ -19,7 +20,7 @@ fn memory(role: &str, device: &Device) -> Buffer {
     match role {
         "shared" | "shared-read-only" => device.allocate_shared(LENGTH, &[]).unwrap().into(),
         "plain" => device.allocate(LENGTH).unwrap().into(),
-        "host" | "host-read-only" => HostBuffer::new(LENGTH).unwrap().into(),
+        "host" | "host-read-only" | "parent" => HostBuffer::new(LENGTH).unwrap().into(),
         // As PyTorch's expandable segments, with an offset in the first piece.
         "pieces" => foreign(device, Allocator::Mapped { exportable: true }, 1, 512),
         // At the end of one piece and the start of the next, which are much longer.
@@ -112,6 +113,11 @@ fn enter(words: &[&str]) {
     let buffer = memory(role, &other_device());
     let rights = if role.ends_with("read-only") { Rights::READ } else { Rights::ALL };
     let region = agent.register(buffer.clone(), rights).unwrap();
+    // As a worker of a loader of data: it inherits what the agent has open.
+    let _child = role.starts_with("parent").then(|| {
+        agent.connect(&read(&directory.join("card")), TIMEOUT).unwrap();
+        ForkedChild::new(|| std::thread::sleep(Duration::from_secs(4)))
+    });
     let mut own = TestMemory { buffer, region: None };
     own.fill(0);
     write(&directory.join("peer-region"), &region.descriptor().encode().unwrap());

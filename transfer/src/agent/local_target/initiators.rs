@@ -144,12 +144,19 @@ impl LocalTarget {
     pub(super) fn initiator_disconnected(self: &Arc<Self>, initiator: Arc<LocalInitiator>) {
         /// Longer than a driver needs to close its files. Afterwards the connection counts as lost.
         const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
-        let is_clear =
-            lock(&initiator.local_session).left_cleanly() || initiator.pidfd.has_exited();
-        if !is_clear {
+        /// If it is unknown whether the process exits.
+        const SHORT_EXIT_TIMEOUT: Duration = Duration::from_millis(100);
+        let has_left_cleanly = lock(&initiator.local_session).left_cleanly();
+        let timeout = match initiator.pidfd.is_exiting() {
+            _ if has_left_cleanly || initiator.pidfd.has_exited() => Duration::ZERO,
+            Some(false) => Duration::ZERO,
+            Some(true) => EXIT_TIMEOUT,
+            None => SHORT_EXIT_TIMEOUT,
+        };
+        if !timeout.is_zero() {
             let (local_target, of_thread) = (Arc::clone(self), Arc::clone(&initiator));
             let wait = move || {
-                let _ = of_thread.pidfd.exits_within(EXIT_TIMEOUT);
+                let _ = of_thread.pidfd.exits_within(timeout);
                 local_target.initiator_left(&of_thread);
             };
             if threads::spawn("fabricast-exit", wait).is_ok() {
