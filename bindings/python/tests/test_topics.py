@@ -390,3 +390,13 @@ def test_several_tasks_wait_in_a_subscriber_until_it_is_closed(node, name):
 def test_signatures_have_their_defaults():
     for method in (fabricast.Publisher.publish, fabricast.Subscriber.pull, fabricast.Loan.publish, fabricast.open):
         assert "timeout=30.0" in (method.__text_signature__ or ""), method
+
+
+def test_network_that_cannot_take_effect_is_refused(tmp_path):
+    for network, error, text in (
+        ({"listen": "127.0.0.1:0"}, errors.InvalidArgument, "not authenticated .* Set insecure"),
+        ({"peers": ["node2:7700"]}, errors.InvalidArgument, "Set insecure"),
+        ({"listen": "127.0.0.1:0", "insecure": True, "provider": "bogus"}, errors.NoProvider, "bogus"),
+    ):
+        with pytest.raises(error, match=text):
+            fabricast.Node(str(tmp_path / "node"), **network)

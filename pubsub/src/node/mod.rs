@@ -173,20 +173,22 @@ impl Node {
     /// [`service_timeout`](NodeOptions::service_timeout);
     /// [`AlreadyServed`](ErrorKind::AlreadyServed) if this process is to be a dedicated service,
     /// and another one is; [`InvalidArgument`](ErrorKind::InvalidArgument) for invalid
-    /// [budgets](crate::Budgets::check) or labels; [`Denied`](ErrorKind::Denied),
-    /// [`TooMany`](ErrorKind::TooMany).
+    /// [budgets](crate::Budgets::check), labels, or a [network](crate::NetworkOptions::check) that could
+    /// never take effect; [`NoProvider`](ErrorKind::NoProvider) for its provider;
+    /// [`Denied`](ErrorKind::Denied), [`TooMany`](ErrorKind::TooMany).
     ///
-    /// Joining does not check that other nodes can be reached. [`NetworkOptions::check`] and
-    /// [`check_provider`] reject options that can never work.
-    ///
-    /// [`NetworkOptions::check`]: crate::NetworkOptions::check
-    /// [`check_provider`]: crate::NetworkOptions::check_provider
+    /// Joining does not check that other nodes can be reached.
     pub fn join(options: NodeOptions) -> Result<Self> {
         if options.label.len() > MAX_LABEL {
             let detail = format!("a label of more than {MAX_LABEL} bytes");
             return Err(Error::new(JOINING, ErrorKind::InvalidArgument, detail));
         }
         options.budgets.check()?;
+        // Whichever process serves the node: what was asked for here could never take effect.
+        if let Some(network) = &options.network {
+            network.check(&options.label)?;
+            network.check_provider()?;
+        }
         election::prepare(JOINING, &options.directory)?;
         let end = ipc::deadline(options.service_timeout);
         let service = LocalService::default();

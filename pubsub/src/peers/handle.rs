@@ -32,8 +32,8 @@ const INSECURE: &str = "nodes are not authenticated and nothing is encrypted yet
                         on loopback, each user of the machine";
 
 impl NetworkOptions {
-    /// Refuses invalid addresses, and any address without [`insecure`](Self::insecure). A service
-    /// with such options serves its node all the same, and logs that it cannot reach others.
+    /// Refuses invalid addresses, and any address without [`insecure`](Self::insecure), as
+    /// [`Node::join`](crate::Node::join) does.
     ///
     /// `label` is the label of the service, if the node has no name.
     ///
@@ -74,9 +74,9 @@ impl NetworkOptions {
             resolver::check(START, address)?;
         }
         match self.first_address() {
-            Some(address) if !self.insecure => {
-                refuse(format!("{address}: {INSECURE}. Allow it: \"insecure\""))
-            }
+            Some(address) if !self.insecure => refuse(format!(
+                "{address}: {INSECURE}. Set insecure (FABRICAST_INSECURE) to accept this"
+            )),
             _ => Ok(()),
         }
     }

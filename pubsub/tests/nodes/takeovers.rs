@@ -108,8 +108,7 @@ fn takeover_listens_once_its_port_is_free() {
 fn takeover_that_reaches_no_node_drops_retained_messages() {
     let test_dirs = [TestDir::new(), TestDir::new()];
     // The options of the writer name no peer.
-    let alone =
-        NetworkOptions { listen: Some("0.0.0.0:0".parse().unwrap()), ..NetworkOptions::default() };
+    let alone = NetworkOptions::default();
     let (mut service, writer, topic, mut subscriber) = with_child_service(&test_dirs, Some(alone));
     let publisher = topic.publisher().unwrap();
     publish(&publisher, 0..4);

@@ -65,14 +65,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let signals = Signals::catch_with_hangup()?;
     let settings = arguments.settings.settings()?;
     let manager = ServiceManager::from_environment();
-    // An embedded service continues without other nodes; a dedicated one does not.
     let mut options = open_topic::options(&settings, "node");
     // The dedicated service always serves.
     options.service = ServiceMode::Dedicated;
     if let Some(network) = &options.network {
         check_insecure(network)?;
-        network.check(&options.label)?;
-        network.check_provider()?;
     }
     let default_topic_bytes = TopicSettings::default().reserves(1).bytes;
     if let Some(budget) = options.budgets.host.filter(|budget| *budget < default_topic_bytes) {
