@@ -103,10 +103,10 @@ impl BaselineCopies {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Device of the initiator [default: cuda:0 if there is one, else emulated:0]
-    #[arg(long, value_name = "DEVICE")]
+    #[arg(long, value_name = "DEVICE", value_parser = device)]
     from: Option<DeviceName>,
     /// Device of the target [default: the next one, if there is one]
-    #[arg(long, value_name = "DEVICE")]
+    #[arg(long, value_name = "DEVICE", value_parser = device)]
     to: Option<DeviceName>,
     /// Direction of the transfer
     #[arg(long, value_enum, default_value = "put")]
@@ -248,6 +248,13 @@ impl Metrics for TransferMetrics {
         }
         text
     }
+}
+
+fn device(text: &str) -> Result<DeviceName, String> {
+    if text == "host" {
+        return Err("the host is a memory, of both sides: --memory host".to_owned());
+    }
+    text.parse().map_err(|error: gpu::Error| error.to_string())
 }
 
 fn devices(arguments: &Arguments) -> Result<(Device, DeviceName), Failure> {

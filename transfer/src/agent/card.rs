@@ -100,17 +100,7 @@ impl AgentCard {
     /// [`Failed`](ErrorKind::Failed) if a part exceeds its maximum length.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let socket = self.socket.as_deref().map_or(&[][..], |path| path.as_os_str().as_bytes());
-        let is_too_long = |fabric: &FabricAddress| {
-            fabric.provider.len() > MAX_LABEL_LENGTH || fabric.address.len() > MAX_ADDRESS_LENGTH
-        };
-        if socket.len() > MAX_PATH_LENGTH
-            || self.label.len() > MAX_LABEL_LENGTH
-            || self.fabrics.len() > MAX_FABRICS
-            || self.fabrics.iter().any(is_too_long)
-            || self.regions.len() > MAX_PUBLISHED_REGIONS
-            || self.regions.iter().any(|(name, _)| name.len() > MAX_LABEL_LENGTH)
-        {
-            let detail = "label, path, addresses or regions are too long or too many";
+        if let Some(detail) = self.excess(socket) {
             return Err(Error::new("encode agent card", ErrorKind::Failed, detail));
         }
         let mut bytes = FORMAT.begin();
@@ -130,6 +120,36 @@ impl AgentCard {
             put_length_prefixed(&mut bytes, &region.encode()?);
         }
         FORMAT.seal(bytes).ok_or_else(|| FORMAT.malformed("card too long"))
+    }
+
+    /// What is too long or too many for a card, and its limit.
+    fn excess(&self, socket: &[u8]) -> Option<String> {
+        let too_long = |what: &str, length: usize, most: usize| {
+            (length > most)
+                .then(|| format!("{what} has {length} bytes, at most {most} are possible"))
+        };
+        let too_many = |what: &str, count: usize, most: usize| {
+            (count > most).then(|| format!("{count} {what}, at most {most} are possible"))
+        };
+        let of_socket = || {
+            let path = String::from_utf8_lossy(socket);
+            let excess = too_long(&format!("the socket {path}"), socket.len(), MAX_PATH_LENGTH)?;
+            Some(format!("{excess}. Use a shorter directory"))
+        };
+        let of_fabric = |fabric: &FabricAddress| {
+            let FabricAddress { provider, address } = fabric;
+            too_long("the name of a provider", provider.len(), MAX_LABEL_LENGTH)
+                .or_else(|| too_long("the address at a fabric", address.len(), MAX_ADDRESS_LENGTH))
+        };
+        let of_region = |(name, _): &(String, RegionDescriptor)| {
+            too_long(&format!("the region's name \"{name}\""), name.len(), MAX_LABEL_LENGTH)
+        };
+        of_socket()
+            .or_else(|| too_long("the label", self.label.len(), MAX_LABEL_LENGTH))
+            .or_else(|| too_many("fabrics", self.fabrics.len(), MAX_FABRICS))
+            .or_else(|| self.fabrics.iter().find_map(of_fabric))
+            .or_else(|| too_many("published regions", self.regions.len(), MAX_PUBLISHED_REGIONS))
+            .or_else(|| self.regions.iter().find_map(of_region))
     }
 
     /// Decodes and validates the result of [`encode`](Self::encode).
@@ -242,12 +262,35 @@ mod tests {
 
     #[test]
     fn too_long_parts_are_neither_encoded_nor_decoded() {
-        let many = AgentCard { regions: vec![card().regions[0].clone(); 33], ..card() };
-        assert!(many.encode().is_err());
-        let long = AgentCard { label: "x".repeat(MAX_LABEL_LENGTH + 1), ..card() };
-        assert!(long.encode().is_err());
-        let long = AgentCard { socket: Some("x".repeat(MAX_PATH_LENGTH + 1).into()), ..card() };
-        assert!(long.encode().is_err());
+        let fabric = |provider: usize, address: usize| {
+            let provider = "x".repeat(provider);
+            AgentCard {
+                fabrics: vec![FabricAddress { provider, address: vec![1; address] }],
+                ..card()
+            }
+        };
+        let long_name = ("x".repeat(65), region([1; 16]));
+        for (card, detail) in [
+            (
+                AgentCard { regions: vec![card().regions[0].clone(); 33], ..card() },
+                "33 published regions, at most 32 are possible",
+            ),
+            (AgentCard { regions: vec![long_name], ..card() }, "has 65 bytes, at most 64"),
+            (AgentCard { label: "x".repeat(65), ..card() }, "the label has 65 bytes, at most 64"),
+            (
+                AgentCard { socket: Some("/x".repeat(54).into()), ..card() },
+                "/x has 108 bytes, at most 107 are possible. Use a shorter directory",
+            ),
+            (fabric(65, 4), "the name of a provider has 65 bytes"),
+            (fabric(3, 513), "the address at a fabric has 513 bytes, at most 512"),
+            (
+                AgentCard { fabrics: vec![card().fabrics[0].clone(); 9], ..card() },
+                "9 fabrics, at most 8 are possible",
+            ),
+        ] {
+            let error = card.encode().unwrap_err().to_string();
+            assert!(error.contains(detail), "{error}");
+        }
         let mut bytes = FORMAT.begin();
         bytes.extend([0; 48]);
         put_length_prefixed(&mut bytes, &[b'x'; MAX_LABEL_LENGTH + 1]);
