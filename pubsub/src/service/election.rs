@@ -112,16 +112,40 @@ fn open_options() -> OpenOptions {
     options
 }
 
-fn open(directory: &Path, name: &str) -> io::Result<File> {
-    open_options().create(true).truncate(false).open(directory.join(name))
+fn open(operation: &'static str, directory: &Path, name: &str) -> Result<File> {
+    check_file(operation, &directory.join(name))?;
+    let opened = open_options().create(true).truncate(false).open(directory.join(name));
+    opened.map_err(failed(operation, directory))
 }
 
 /// For a check, which creates no file.
-fn open_existing(directory: &Path, name: &str) -> io::Result<Option<File>> {
+fn open_existing(operation: &'static str, directory: &Path, name: &str) -> Result<Option<File>> {
+    check_file(operation, &directory.join(name))?;
     match open_options().open(directory.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        opened => opened.map(Some),
+        opened => opened.map(Some).map_err(failed(operation, directory)),
     }
+}
+
+/// Rejects what is no file of this node alone, before it is opened: a lock of it would be one of
+/// another node, too, and its content might be overwritten. A missing file is accepted.
+fn check_file(operation: &'static str, path: &Path) -> Result<()> {
+    let found = match fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(directory_error(operation, path, error)),
+    };
+    let detail = if !found.is_file() {
+        "it is not a regular file. Remove it, or choose another directory".to_owned()
+    } else if found.nlink() > 1 {
+        let links = found.nlink();
+        format!(
+            "it has {links} names (hard links), so it may be a file of another node. Remove this name of it"
+        )
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(operation, ErrorKind::Denied, detail).at(path.display()))
 }
 
 impl<const IS_PRIORITY: bool> RecordLock<IS_PRIORITY> {
@@ -136,7 +160,7 @@ impl<const IS_PRIORITY: bool> RecordLock<IS_PRIORITY> {
         if is_own(&held, directory, Self::NAME) {
             return Ok(None);
         }
-        let file = open(directory, Self::NAME).map_err(failed)?;
+        let file = open(operation, directory, Self::NAME)?;
         let found = file.metadata().map_err(failed)?;
         let key = (found.dev(), found.ino());
         match fcntl(&file, FcntlArg::F_SETLK(&whole(libc::F_WRLCK))) {
@@ -158,7 +182,7 @@ impl<const IS_PRIORITY: bool> RecordLock<IS_PRIORITY> {
         if is_own(&held, directory, Self::NAME) {
             return Ok(Some(std::process::id()));
         }
-        let file = open_existing(directory, Self::NAME).map_err(failed)?;
+        let file = open_existing(operation, directory, Self::NAME)?;
         let Some(file) = file else { return Ok(None) };
         let mut found = whole(libc::F_WRLCK);
         fcntl(&file, FcntlArg::F_GETLK(&mut found)).map_err(|error| failed(error.into()))?;
@@ -215,7 +239,7 @@ impl MemberLock {
 
     pub(crate) fn hold(operation: &'static str, directory: &Path) -> Result<Self> {
         let failed = failed(operation, directory);
-        let mut file = open(directory, MEMBERS_FILE).map_err(failed)?;
+        let mut file = open(operation, directory, MEMBERS_FILE)?;
         let end = Instant::now() + Self::TIMEOUT;
         loop {
             match Flock::lock(file, FlockArg::LockSharedNonblock) {
@@ -244,7 +268,7 @@ impl MemberLock {
         operation: &'static str,
         directory: &Path,
     ) -> Result<Option<NodeId>> {
-        Ok(identity_in(&open(directory, MEMBERS_FILE).map_err(failed(operation, directory))?))
+        Ok(identity_in(&open(operation, directory, MEMBERS_FILE)?))
     }
 
     /// Records the identity of the node, before any process becomes a member. Called by the holder
@@ -255,7 +279,7 @@ impl MemberLock {
         node: Option<NodeId>,
     ) -> Result<()> {
         let failed = failed(operation, directory);
-        let file = open(directory, MEMBERS_FILE).map_err(failed)?;
+        let file = open(operation, directory, MEMBERS_FILE)?;
         ipc::limits::check_file_size(size_of::<NodeId>() as u64).map_err(failed)?;
         file.write_all_at(&node.map_or([0; 16], |node| node.0), 0).map_err(failed)
     }
@@ -265,7 +289,7 @@ impl MemberLock {
     pub(crate) fn is_held(operation: &'static str, directory: &Path) -> Result<bool> {
         let failed = failed(operation, directory);
         // Without the file no process was ever a member.
-        let file = open_existing(directory, MEMBERS_FILE).map_err(failed)?;
+        let file = open_existing(operation, directory, MEMBERS_FILE)?;
         let Some(file) = file else { return Ok(false) };
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(_) => Ok(false),
@@ -353,6 +377,32 @@ mod tests {
         assert_eq!(MemberLock::read_node_id("test", &directory).unwrap(), Some(node));
         MemberLock::write_node_id("test", &directory, None).unwrap();
         assert_eq!(member.node(), None);
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn file_that_is_not_of_this_node_alone_is_refused() {
+        let directory = directory("foreign");
+        let refused = |error: Error, why: &str| {
+            assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+            assert!(error.detail().contains(why), "{error}");
+        };
+        let (members, other) = (directory.join(MEMBERS_FILE), directory.join("other"));
+        fs::write(&other, "content of another program").unwrap();
+        fs::hard_link(&other, &members).unwrap();
+        refused(MemberLock::hold("test", &directory).unwrap_err(), "2 names (hard links)");
+        refused(
+            MemberLock::write_node_id("test", &directory, None).unwrap_err(),
+            "2 names (hard links)",
+        );
+        assert_eq!(fs::read(&other).unwrap(), b"content of another program");
+        fs::remove_file(&other).unwrap();
+        assert!(MemberLock::hold("test", &directory).is_ok(), "it is a file of this node alone");
+        nix::unistd::mkfifo(&directory.join(LOCK_FILE), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        refused(LeaderLock::take("test", &directory).unwrap_err(), "not a regular file");
+        refused(LeaderLock::holder("test", &directory).unwrap_err(), "not a regular file");
+        std::os::unix::fs::symlink(&members, directory.join(PRIORITY_FILE)).unwrap();
+        refused(PriorityLock::take("test", &directory).unwrap_err(), "not a regular file");
         fs::remove_dir_all(&directory).unwrap();
     }
 
