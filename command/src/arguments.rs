@@ -1,13 +1,16 @@
 //! Reading the command line.
 
 use std::ffi::OsString;
+use std::io::Write;
 
 use clap::{Command, Error, Parser};
 use serde_json::json;
 
 use crate::output::{self, wants_json};
+use crate::text;
 
-/// Parses the command line; if it is invalid, prints why and exits.
+/// Parses the command line. If it is invalid, prints why and exits; if it asks for help or the
+/// version, prints that and exits, with an error if it cannot be written.
 #[must_use]
 pub fn read<A: Parser>() -> A {
     read_from(std::env::args_os()).unwrap_or_else(|error| {
@@ -15,7 +18,17 @@ pub fn read<A: Parser>() -> A {
             let why = cause(&error.render().to_string());
             let _ = output::json(&json!({ "error": why, "exit_code": error.exit_code() }));
         }
-        error.exit()
+        let printed = error.print().and_then(|()| std::io::stdout().flush());
+        match printed {
+            Err(why) if !error.use_stderr() => {
+                let failure = output::write_failure(&why);
+                if !failure.is_silent() {
+                    text::print_error(&format!("fabricast: {failure}"));
+                }
+                std::process::exit(failure.exit() as i32)
+            }
+            _ => std::process::exit(error.exit_code()),
+        }
     })
 }
 

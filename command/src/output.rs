@@ -12,13 +12,16 @@ use crate::text;
 /// Writes to standard output. A closed pipe (`| head`) is not reported, and ends the program.
 pub fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| {
-        if error.kind() == std::io::ErrorKind::BrokenPipe {
-            Failure::silent(Exit::OutputClosed)
-        } else {
-            Failure::failed(format!("write standard output failed: {error}"))
-        }
-    })
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| write_failure(&error))
+}
+
+/// Standard output cannot be written.
+pub(crate) fn write_failure(error: &std::io::Error) -> Failure {
+    if error.kind() == std::io::ErrorKind::BrokenPipe {
+        Failure::silent(Exit::OutputClosed)
+    } else {
+        Failure::failed(format!("write standard output failed: {error}"))
+    }
 }
 
 /// Writes it as a line of JSON.

@@ -297,6 +297,18 @@ fn exit_code_does_not_depend_on_writable_stderr() {
 }
 
 #[test]
+fn help_that_cannot_be_written_is_an_error() {
+    let test_node = TestNode::open();
+    for arguments in [&["--help"][..], &["sub", "--help"], &["--version"], &["bench", "--help"]] {
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = test_node.command(arguments).stdout(full).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {error}");
+        assert!(error.starts_with("fabricast: write standard output failed: "), "{error}");
+    }
+}
+
+#[test]
 fn waits_end_after_the_timeout() {
     let test_node = TestNode::open();
     let wait = ["--timeout", "0.1"];
