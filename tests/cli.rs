@@ -145,6 +145,31 @@ fn policy_with_an_unknown_provider_is_a_warning() {
 }
 
 #[test]
+fn info_takes_provider_and_source_of_the_settings() {
+    let required = [("FABRICAST_PROVIDER", "carrier-pigeon")];
+    let output = fabricast_with(&["info"], &required);
+    assert_eq!(output.status.code(), Some(3));
+    let (out, error) = (text(&output.stdout), text(&output.stderr));
+    assert!(
+        out.contains("environment FABRICAST_PROVIDER sets the policy =carrier-pigeon"),
+        "{out}"
+    );
+    assert!(error.contains("unknown provider \"carrier-pigeon\""), "{error}");
+    // The command line overrides it.
+    let known = &providers()[0];
+    for option in [["--policy", ""], ["--provider", known]] {
+        let output = fabricast_with(&[&["info"], &option[..]].concat(), &required);
+        assert_eq!(output.status.code(), Some(0), "{option:?}: {}", text(&output.stderr));
+    }
+    let output = fabricast_with(&["info"], &[("FABRICAST_SOURCE", "nosuchnic0")]);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("FABRICAST_SOURCE"), "{}", text(&output.stderr));
+    let output = fabricast_with(&["info"], &[("FABRICAST_PROVDER", "verbs")]);
+    let error = text(&output.stderr);
+    assert!(error.contains("The nearest setting is FABRICAST_PROVIDER"), "{error}");
+}
+
+#[test]
 fn impossible_policy_fails_with_reasons() {
     let output = fabricast(&["info", "--policy", "=carrier-pigeon"]);
     assert_eq!(output.status.code(), Some(3));

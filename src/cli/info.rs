@@ -8,9 +8,11 @@ use std::net::IpAddr;
 
 use clap::builder::PossibleValuesParser;
 use fabric::{Choice, Locality, MemoryKind, Policy, Requirements, Version};
+use pubsub::Settings;
 use serde::Serialize;
 
 use super::exit::{Exit, Failure, Result};
+use super::settings::Options;
 use super::{choices, output, text};
 use devices::Devices;
 use providers::{ProviderEntry, ProviderSurvey};
@@ -31,11 +33,12 @@ pub(crate) struct Arguments {
     /// One JSON line, with everything
     #[arg(long)]
     json: bool,
-    /// Providers to prefer (NAME), require (=NAME) or deny (^NAME), separated by commas
-    #[arg(long, value_name = "POLICY", default_value = "")]
-    policy: Policy,
+    /// Providers to prefer (NAME), require (=NAME) or deny (^NAME), separated by commas [default:
+    /// $FABRICAST_PROVIDER alone, or all]
+    #[arg(long, value_name = "POLICY")]
+    policy: Option<Policy>,
     /// Reach other machines from here: an address of this machine, a subnet (10.1.0.0/16), or an
-    /// interface (ib0)
+    /// interface (ib0) [default: $FABRICAST_SOURCE, or any]
     #[arg(long, value_name = "ADDRESS|SUBNET|INTERFACE", value_parser = parse_source)]
     source: Option<IpAddr>,
     /// Select a provider for these peers only
@@ -67,6 +70,8 @@ struct Document<'a> {
     /// libfabric's filter of providers, if set.
     fi_provider: Option<String>,
     policy: &'a Policy,
+    /// Where the setting `provider` is set, if that is the policy.
+    policy_origin: Option<String>,
     providers: Vec<&'a ProviderEntry>,
     choices: Vec<Decision>,
     devices: Devices,
@@ -77,8 +82,10 @@ fn parse_source(text: &str) -> std::result::Result<IpAddr, String> {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let survey = ProviderSurvey::take(arguments.source)?;
-    choices::warn_unknown_providers(&arguments.policy, survey.providers());
+    let settings = Options::none().settings()?;
+    let (policy, policy_origin) = policy(arguments, &settings)?;
+    let survey = ProviderSurvey::take(arguments.source.or(settings.network.source))?;
+    choices::warn_unknown_providers(&policy, survey.providers());
     let entries = survey.named(arguments.provider.as_deref())?;
     let reaches = match arguments.reach.as_deref() {
         Some("same-machine") => vec![Locality::SameMachine],
@@ -89,7 +96,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     for memory in [MemoryKind::Host, MemoryKind::Cuda(0)] {
         for reach in &reaches {
             let need = Requirements::ring(*reach).memory(memory);
-            let choice = survey.choose(&need, &arguments.policy, arguments.provider.as_deref());
+            let choice = survey.choose(&need, &policy, arguments.provider.as_deref());
             decisions.push(Decision {
                 memory: memory.to_string(),
                 reach: *reach,
@@ -102,7 +109,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         decision.memory == MemoryKind::Host.to_string() && decision.taken.is_some()
     });
     // With --provider the report is about this provider, not about a choice.
-    let must_choose = arguments.provider.is_none() || arguments.policy != Policy::default();
+    let must_choose = arguments.provider.is_none() || policy != Policy::default();
     let document = Document {
         versions: Versions {
             fabricast: env!("CARGO_PKG_VERSION"),
@@ -111,7 +118,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             libfabric_running: Version::running(),
         },
         fi_provider: std::env::var("FI_PROVIDER").ok(),
-        policy: &arguments.policy,
+        policy: &policy,
+        policy_origin,
         providers: entries,
         choices: decisions,
         devices: Devices::query(),
@@ -126,6 +134,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     done
 }
 
+/// The policy of the command line, or that of the settings, with its origin.
+fn policy(arguments: &Arguments, settings: &Settings) -> Result<(Policy, Option<String>)> {
+    if let Some(policy) = &arguments.policy {
+        return Ok((policy.clone(), None));
+    }
+    let origin = settings.origin("provider").filter(|_| arguments.provider.is_none());
+    match origin {
+        Some(origin) => Ok((settings.network.policy()?, Some(origin.to_owned()))),
+        None => Ok((Policy::default(), None)),
+    }
+}
+
 fn to_text(document: &Document<'_>, verbose: bool) -> String {
     let versions = &document.versions;
     let mut out = format!(
@@ -138,6 +158,10 @@ fn to_text(document: &Document<'_>, verbose: bool) -> String {
         out.push_str(&format!(
             "FI_PROVIDER={filter} is set: libfabric hides all other providers\n"
         ));
+    }
+    if let Some(origin) = &document.policy_origin {
+        let policy = document.policy;
+        out.push_str(&format!("{origin} sets the policy {policy}; --policy overrides it\n"));
     }
     out.push_str(&format!("\n{}\n", text::heading("Providers")));
     out.push_str(&providers::table(&document.providers));

@@ -29,6 +29,14 @@ pub(crate) struct Options<const SCOPE: u8> {
     values: Vec<OptionValue>,
 }
 
+impl Options<DIRECTORY_ONLY> {
+    /// For a command without options for settings: those of the environment, and of the file that
+    /// it names.
+    pub(crate) fn none() -> Self {
+        Self { file: None, values: Vec::new() }
+    }
+}
+
 impl<const SCOPE: u8> Options<SCOPE> {
     /// The settings, merged with the environment and the file.
     pub(crate) fn settings(&self) -> Result<Settings> {
