@@ -120,10 +120,12 @@ size_t fabricast_open_handles(void);
 typedef void (*fabricast_log_callback)(int32_t level, const char *text, void *user_data);
 
 /*
- * Passes the library's log up to this level to a callback; NULL or FABRICAST_LOG_OFF: to none,
- * the default. When it returns, the previous callback is not called any more, and its data may be
- * freed. FABRICAST_E_INVALID_ARGUMENT if the callback itself calls it. A forked child has no
- * callback. A misspelt FABRICAST_ variable is logged once, as a warning.
+ * Passes the library's log up to this level to a callback; NULL or FABRICAST_LOG_OFF: to none.
+ * Until the first call the log is written to standard error, at the level of the environment
+ * variable FABRICAST_LOG (off, error, warn, info, debug or trace; off if it is not set), which the
+ * first node, topic or agent reads. When it returns, the previous callback is not called any more,
+ * and its data may be freed. FABRICAST_E_INVALID_ARGUMENT if the callback itself calls it. A forked
+ * child has no callback. A misspelt FABRICAST_ variable is logged once, as a warning.
  */
 fabricast_status fabricast_set_log(int32_t level, fabricast_log_callback callback,
                                    void *user_data);

@@ -5,7 +5,7 @@
 //! one is an error and never a wild pointer. The rest is safe code over `pubsub` and `transfer`.
 //!
 //! Modules, each importing only those before it: `status`, `failure`, `timeout`, `handle`,
-//! `ffi`, `registry`, `exclusive`, `caller_memory`, `network`, `variables`, `layout`, `log`,
+//! `ffi`, `registry`, `exclusive`, `caller_memory`, `network`, `layout`, `log`, `variables`,
 //! `node`, `topic`, `publisher`, `subscriber`, `stream`, `release`, `memory`, `share`, `agent`,
 //! `rgaps`.
 

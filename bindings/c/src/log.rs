@@ -1,17 +1,19 @@
-//! The library's log, passed to a callback of the program.
+//! The library's log: passed to a callback of the program, or written to standard error at the level
+//! of `FABRICAST_LOG`.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
 use std::fmt::{self, Write};
-use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Once, PoisonError};
+use std::io::Write as _;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Once, OnceLock, PoisonError};
 
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::subscriber::{Interest, set_global_default};
 use tracing::{Event, Id, Metadata, Subscriber, span};
 
-use crate::failure::{Failure, c_text};
+use crate::failure::{Failure, Operation, Result, c_text};
 use crate::ffi::{IN_CALLBACK, UserData, export, plain};
 use crate::registry::{LogCallback, Registry};
 
@@ -30,11 +32,55 @@ const LEVELS: [LevelFilter; 6] = [
     LevelFilter::TRACE,
 ];
 
-/// Current level: an index of [`LEVELS`].
+/// Current level of the callback: an index of [`LEVELS`].
 static LEVEL: AtomicI32 = AtomicI32::new(0);
 
+/// Current level of standard error: an index of [`LEVELS`], 0 once the program has set the log.
+static ERROR_OUTPUT_LEVEL: AtomicI32 = AtomicI32::new(0);
+
 fn filter() -> LevelFilter {
-    LEVELS.get(LEVEL.load(Ordering::Relaxed) as usize).copied().unwrap_or(LevelFilter::OFF)
+    let level = LEVEL.load(Ordering::Relaxed).max(ERROR_OUTPUT_LEVEL.load(Ordering::Relaxed));
+    LEVELS.get(level as usize).copied().unwrap_or(LevelFilter::OFF)
+}
+
+/// Makes the log of this library that of the process.
+fn start() {
+    static STARTED: Once = Once::new();
+    STARTED.call_once(|| {
+        // No other code of this library has a log destination.
+        let _ = set_global_default(Log);
+    });
+    tracing::callsite::rebuild_interest_cache();
+}
+
+/// True once the program has set the log: the environment does not matter any more.
+static IS_SET_BY_PROGRAM: AtomicBool = AtomicBool::new(false);
+
+/// Writes the log to standard error at the level of `FABRICAST_LOG`, if that is set and the program
+/// has not set the log itself.
+pub(crate) fn start_from_environment(operation: Operation) -> Result<()> {
+    const VARIABLE: &str = "FABRICAST_LOG";
+    static LEVEL_OF_ENVIRONMENT: OnceLock<std::result::Result<i32, String>> = OnceLock::new();
+    let level = LEVEL_OF_ENVIRONMENT.get_or_init(|| {
+        let named = std::env::var_os(VARIABLE).unwrap_or_default();
+        let named = named.to_string_lossy();
+        let level = match &*named {
+            "" => LevelFilter::OFF,
+            named => named.parse().map_err(|_| {
+                let named = named.escape_debug();
+                let levels = "off, error, warn, info, debug or trace";
+                format!("environment {VARIABLE} is \"{named}\". Use one of {levels}")
+            })?,
+        };
+        let level = LEVELS.iter().position(|one| *one == level).unwrap_or(0) as i32;
+        let is_shown = level > 0 && !IS_SET_BY_PROGRAM.load(Ordering::Relaxed);
+        if is_shown {
+            ERROR_OUTPUT_LEVEL.store(level, Ordering::Relaxed);
+            start();
+        }
+        Ok(level)
+    });
+    level.as_ref().map(|_| ()).map_err(|why| Failure::invalid(operation, why))
 }
 
 struct Log;
@@ -85,10 +131,17 @@ impl Visit for Line {
     }
 }
 
-/// Calls the callback. Lines logged by the callback itself are dropped.
+/// Calls the callback, or writes the line to standard error. Lines logged by the callback itself
+/// are dropped.
 fn log_line(level: i32, text: &CStr) {
     if IN_CALLBACK.replace(true) {
         return;
+    }
+    if level <= ERROR_OUTPUT_LEVEL.load(Ordering::Relaxed) {
+        let name = ["", "error", "warning", "info", "debug", "trace"][level as usize];
+        let line = format!("fabricast: {name}: {}\n", text.to_string_lossy());
+        // The program goes on without a place for its log.
+        let _ = std::io::stderr().lock().write_all(line.as_bytes());
     }
     let log = &Registry::current().log;
     // Held meanwhile: removing the callback waits for the end of its call. The level may have
@@ -111,20 +164,17 @@ export! {
         callback: Callback,
         user_data: UserData,
     ) -> i32, c"set log" {
-        static STARTED: Once = Once::new();
         if !usize::try_from(level).is_ok_and(|level| level < LEVELS.len()) {
             return Err(Failure::invalid(OPERATION, format_args!("{level} is not a level")));
         }
         let sink = callback.filter(|_| level != 0).map(|callback| (callback, user_data));
         let mut current = Registry::current().log.lock().unwrap_or_else(PoisonError::into_inner);
+        IS_SET_BY_PROGRAM.store(true, Ordering::Relaxed);
+        ERROR_OUTPUT_LEVEL.store(0, Ordering::Relaxed);
         LEVEL.store(if sink.is_some() { level } else { 0 }, Ordering::Relaxed);
         *current = sink;
         drop(current);
-        STARTED.call_once(|| {
-            // No other code of this library has a log destination.
-            let _ = set_global_default(Log);
-        });
-        tracing::callsite::rebuild_interest_cache();
+        start();
         Ok(())
     }
 }

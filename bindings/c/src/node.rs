@@ -49,7 +49,7 @@ export! {
         options: Option<RawNodeOptions>,
         node: Out<'_, *mut OpenNode>,
     ) -> i32, c"join node" {
-        variables::warn_misspelt();
+        variables::apply(OPERATION)?;
         let options = options.unwrap_or_else(|| RawNodeOptions::defaults(size_of::<RawNodeOptions>()));
         let options = options.to_options(OPERATION)?;
         network::check(OPERATION, str::to_owned, &options)?;

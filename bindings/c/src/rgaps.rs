@@ -87,7 +87,7 @@ fn node(
 /// Opens the topic with the settings of the environment. Settings that are not set there may differ
 /// from an existing topic's.
 fn topic(operation: Operation, name: &str) -> Result<(Arc<Node>, Topic)> {
-    variables::warn_misspelt();
+    variables::apply(operation)?;
     let settings = environment::read(operation, |name| std::env::var_os(name))?;
     let node = node(operation, &Registry::current().simple_node, settings.node_options())?;
     let topic = match node.topic(name, &settings.topic) {

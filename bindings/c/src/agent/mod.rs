@@ -25,6 +25,7 @@ use crate::handle::{Handle, Kind as _, kind};
 use crate::layout::{RawAgentEvent, RawAgentOptions, RawCardInfo};
 use crate::registry;
 use crate::timeout::Timeout;
+use crate::variables;
 
 #[derive(Debug)]
 pub(crate) struct OpenAgent {
@@ -85,6 +86,7 @@ export! {
         options: Option<RawAgentOptions>,
         agent: Out<'_, *mut OpenAgent>,
     ) -> i32, c"start agent" {
+        variables::apply(OPERATION)?;
         let options = options.unwrap_or_else(|| RawAgentOptions::defaults(size_of::<RawAgentOptions>()));
         agent.put(registry::open(OPERATION, OpenAgent::start(OPERATION, options)?)?)
     }

@@ -1,4 +1,4 @@
-/* The log is passed to a callback. */
+/* The log is passed to a callback, or written to standard error. */
 #include "check.h"
 
 #include <arpa/inet.h>
@@ -46,6 +46,49 @@ static void listen_in_vain(const char *port)
     DONE(fabricast_node_leave(node));
 }
 
+/* A child with this FABRICAST_LOG writes to standard error what it logs, and names the port. */
+static void log_to_standard_error(const char *level, const char *port, int is_set_by_program)
+{
+    static char text[1 << 20];
+    int is_expected = strcmp(level, "off") != 0 && !is_set_by_program;
+    FILE *file = tmpfile();
+    size_t length;
+    pid_t child;
+
+    CHECK(file != NULL);
+    fflush(NULL);
+    child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK(setenv("FABRICAST_LOG", level, 1) == 0);
+        CHECK(dup2(fileno(file), STDERR_FILENO) == STDERR_FILENO);
+        if (is_set_by_program)
+            DONE(fabricast_set_log(FABRICAST_LOG_OFF, NULL, NULL));
+        if (strcmp(level, "loud") == 0) {
+            fabricast_agent *agent;
+            EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_agent_start(NULL, &agent));
+            fputs(fabricast_error_message(), stderr);
+        } else {
+            listen_in_vain(port);
+        }
+        fflush(NULL);
+        _exit(0);
+    }
+    finish(child);
+    rewind(file);
+    length = fread(text, 1, sizeof text - 1, file);
+    text[length] = 0;
+    fclose(file);
+    if (strcmp(level, "loud") == 0) {
+        CHECK(strstr(text, "environment FABRICAST_LOG is \"loud\". Use one of off, error") != NULL);
+        return;
+    }
+    CHECK((strstr(text, "fabricast: ") != NULL) == is_expected);
+    CHECK((strstr(text, port) != NULL) == is_expected);
+    CHECK((strstr(text, "FABRICAST_TOPIC_DEPHT is ignored") != NULL) == is_expected);
+    CHECK((strstr(text, "fabricast: debug: ") != NULL) == (is_expected && strcmp(level, "debug") == 0));
+}
+
 int main(void)
 {
     static struct seen seen, after;
@@ -65,6 +108,11 @@ int main(void)
     snprintf(seen.port, sizeof seen.port, "%d", ntohs(address.sin_port));
     after = seen;
 
+    log_to_standard_error("warn", seen.port, 0);
+    log_to_standard_error("debug", seen.port, 0);
+    log_to_standard_error("off", seen.port, 0);
+    log_to_standard_error("debug", seen.port, 1);
+    log_to_standard_error("loud", seen.port, 0);
     EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_set_log(6, record, &seen));
     EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_set_log(-1, record, &seen));
     DONE(fabricast_set_log(FABRICAST_LOG_WARN, record, &seen));
