@@ -38,6 +38,9 @@ static LEVEL: AtomicI32 = AtomicI32::new(0);
 /// Current level of standard error: an index of [`LEVELS`], 0 once the program has set the log.
 static ERROR_OUTPUT_LEVEL: AtomicI32 = AtomicI32::new(0);
 
+/// True once the program has set the log: the environment does not matter any more.
+static IS_SET_BY_PROGRAM: AtomicBool = AtomicBool::new(false);
+
 fn filter() -> LevelFilter {
     let level = LEVEL.load(Ordering::Relaxed).max(ERROR_OUTPUT_LEVEL.load(Ordering::Relaxed));
     LEVELS.get(level as usize).copied().unwrap_or(LevelFilter::OFF)
@@ -53,15 +56,12 @@ fn start() {
     tracing::callsite::rebuild_interest_cache();
 }
 
-/// True once the program has set the log: the environment does not matter any more.
-static IS_SET_BY_PROGRAM: AtomicBool = AtomicBool::new(false);
-
 /// Writes the log to standard error at the level of `FABRICAST_LOG`, if that is set and the program
 /// has not set the log itself.
 pub(crate) fn start_from_environment(operation: Operation) -> Result<()> {
     const VARIABLE: &str = "FABRICAST_LOG";
-    static LEVEL_OF_ENVIRONMENT: OnceLock<std::result::Result<i32, String>> = OnceLock::new();
-    let level = LEVEL_OF_ENVIRONMENT.get_or_init(|| {
+    static READ: OnceLock<std::result::Result<(), String>> = OnceLock::new();
+    let read = READ.get_or_init(|| {
         let named = std::env::var_os(VARIABLE).unwrap_or_default();
         let named = named.to_string_lossy();
         let level = match &*named {
@@ -78,9 +78,9 @@ pub(crate) fn start_from_environment(operation: Operation) -> Result<()> {
             ERROR_OUTPUT_LEVEL.store(level, Ordering::Relaxed);
             start();
         }
-        Ok(level)
+        Ok(())
     });
-    level.as_ref().map(|_| ()).map_err(|why| Failure::invalid(operation, why))
+    read.clone().map_err(|why| Failure::invalid(operation, why))
 }
 
 struct Log;

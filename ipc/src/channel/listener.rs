@@ -18,7 +18,8 @@ use super::{Channel, ChannelError, Result, address, new_socket, system, wait};
 /// Waits for connections at a path, which it removes when it is dropped.
 #[derive(Debug)]
 pub struct ChannelListener {
-    /// With the process nobody listens, although a forked child lives. Dropped before the socket.
+    /// Makes the socket end with this process, although a forked child lives. Dropped before the
+    /// socket.
     _not_inherited: NotInherited,
     socket: OwnedFd,
     path: PathBuf,

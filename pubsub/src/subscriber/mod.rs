@@ -525,7 +525,7 @@ impl Subscriber {
             }
             // The subscriber was evicted, and its messages were released.
             Err(_) if !self.shared.is_subscription_active(direction) => Ok(None),
-            // It stays the next one: the device or the copy service may work again.
+            // The message stays the next one: the device or the copy service may work again.
             Err(cause) if is_temporary(cause.kind()) => {
                 self.lookahead[direction as usize] = Some((position, entry));
                 let error = Error::because("pull from topic", ErrorKind::Failed, cause);

@@ -153,7 +153,7 @@ pub(crate) fn enter(directory: &Path, device_name: &str, words: &[&str]) {
             wait_for_end_of_input();
             drop(node);
         }
-        // As "fabricast node".
+        // The same services as those of "fabricast node".
         (["serves-and-copies"], _) => {
             let node = join();
             let copies = CopyService::start(directory, Admission::own_user()).unwrap();

@@ -18,7 +18,7 @@ use crate::share::check_fork;
 
 const DELAY: &str = "delay stream";
 
-/// Transfers that begin after a point of a stream, on paths where nothing but this process waits.
+/// Transfers that begin after a point of a stream, on paths where this process waits for it.
 #[derive(Debug, Default)]
 pub(super) struct DelayedTransfers(Vec<DelayedTransfer>);
 
@@ -77,9 +77,9 @@ impl Agent {
     /// Like [`put`](Self::put), after all work that was begun on a stream so far. The caller does not
     /// wait.
     ///
-    /// Where a device of this process copies, or the copy service, that waits itself. On other paths
-    /// the transfer begins while [progress](Self::progress) is made. A stream that is being captured into a graph is
-    /// refused: the transfer is no part of the graph.
+    /// Where a device of this process copies, the device waits for the stream; so does the copy
+    /// service. On other paths the transfer begins while [progress](Self::progress) is made. A stream
+    /// that is being captured into a graph is refused: the transfer is no part of the graph.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -206,7 +206,7 @@ impl Agent {
             if path == Some(Path::ServiceCopied) {
                 match self.local_copies.delay_by_service(token, stream)? {
                     StreamDelay::Begun => return Ok(()),
-                    // It waits for a stream itself, or for a place in the ring.
+                    // The transfer itself waits for a stream, or for a place in the ring.
                     StreamDelay::NotPosted => {}
                     StreamDelay::Over if self.operations.begun(token).is_none() => return Ok(()),
                     StreamDelay::Over => {}

@@ -203,7 +203,7 @@ impl Engine {
         clients.retain(|_, it| {
             let is_over = it.client.has_left() && it.active.is_empty();
             if is_over {
-                // The process may live, and wait for requests that nobody serves any more.
+                // The process may live, and wait for requests that are not served any more.
                 it.client.end();
             }
             !is_over

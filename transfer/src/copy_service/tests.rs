@@ -305,7 +305,7 @@ fn threads_copy_at_a_time_and_a_late_copy_blocks_its_pair_only_until_it_is_over(
     copy(TIMEOUT).unwrap();
 }
 
-/// As a client does whose export failed in the middle.
+/// The client's export failed in the middle.
 #[test]
 fn opening_without_its_pieces_is_replaced_by_the_next() {
     let setting = Setting::new();

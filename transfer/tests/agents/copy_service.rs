@@ -7,7 +7,7 @@ use gpu::{Block, emulated};
 use transfer::path::{Path, Policy};
 use transfer::{
     Admission, Agent, AgentOptions, Buffer, CopyService, ErrorKind, HostBuffer, Notice, Rights,
-    Strided,
+    Route, Strided, Token,
 };
 
 use crate::common::{ChildProcess, LENGTH, TIMEOUT, alone, device, numbers, start};
@@ -239,6 +239,24 @@ fn transfers_are_repeated_by_the_next_service() {
     fixture.end(peer);
 }
 
+/// Begins a put of fives, which a slow emulated device writes on the stream before; another stream
+/// waits for the put.
+fn begin_after_slow_fill(
+    fixture: &mut AgentFixture,
+    route: &Route,
+    before: &gpu::Stream,
+    later: &gpu::Stream,
+) -> Token {
+    let number = before.device().name().number;
+    let slow = emulated::FaultConfig { delay: Duration::from_millis(200), ..Default::default() };
+    emulated::configure_faults(number, slow);
+    before.fill(&fixture.memory.whole(), 5).unwrap();
+    let token = fixture.agent.put_after(route, &WHOLE, None, before).unwrap();
+    fixture.agent.delay_stream(token, later, TIMEOUT).unwrap();
+    emulated::configure_faults(number, emulated::FaultConfig::default());
+    token
+}
+
 /// A stream that the transfer follows, and one that follows it, outlive the service.
 #[test]
 fn order_of_streams_survives_a_killed_service() {
@@ -252,16 +270,10 @@ fn order_of_streams_survives_a_killed_service() {
     if device.name().implementation != gpu::Implementation::Emulated {
         testkit::skip!("only emulated devices can be slowed down");
     }
-    let number = device.name().number;
-    let slow = emulated::FaultConfig { delay: Duration::from_millis(200), ..Default::default() };
     let (before, later) = (device.stream().unwrap(), device.stream().unwrap());
     for has_next in [true, false] {
         fill(&fixture.memory, LENGTH, 20);
-        emulated::configure_faults(number, slow);
-        before.fill(&fixture.memory.whole(), 5).unwrap();
-        let token = fixture.agent.put_after(&route, &WHOLE, None, &before).unwrap();
-        fixture.agent.delay_stream(token, &later, TIMEOUT).unwrap();
-        emulated::configure_faults(number, emulated::FaultConfig::default());
+        let token = begin_after_slow_fill(&mut fixture, &route, &before, &later);
         service.kill();
         if has_next {
             service = start_service(&directory);
@@ -293,14 +305,8 @@ fn transfers_that_wait_for_each_other_by_a_stream_survive_a_killed_service() {
     if device.name().implementation != gpu::Implementation::Emulated {
         testkit::skip!("only emulated devices can be slowed down");
     }
-    let number = device.name().number;
-    let slow = emulated::FaultConfig { delay: Duration::from_millis(200), ..Default::default() };
     let stream = device.stream().unwrap();
-    emulated::configure_faults(number, slow);
-    stream.fill(&fixture.memory.whole(), 5).unwrap();
-    let first = fixture.agent.put_after(&route, &WHOLE, None, &stream).unwrap();
-    fixture.agent.delay_stream(first, &stream, TIMEOUT).unwrap();
-    emulated::configure_faults(number, emulated::FaultConfig::default());
+    let first = begin_after_slow_fill(&mut fixture, &route, &stream, &stream);
     stream.fill(&fixture.memory.whole(), 6).unwrap();
     let second = fixture.agent.put_after(&route, &WHOLE, None, &stream).unwrap();
     service.kill();

@@ -41,7 +41,7 @@ fn peer_that_closed_cleanly_is_not_reported_dead() {
     }
 }
 
-/// Its socket is closed before its process has ended.
+/// The socket of a killed peer is closed before its process has ended.
 #[test]
 fn each_killed_peer_is_reported_dead() {
     let _alone = alone();

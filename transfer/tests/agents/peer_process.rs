@@ -113,7 +113,7 @@ fn enter(words: &[&str]) {
     let buffer = memory(role, &other_device());
     let rights = if role.ends_with("read-only") { Rights::READ } else { Rights::ALL };
     let region = agent.register(buffer.clone(), rights).unwrap();
-    // As a worker of a loader of data: it inherits what the agent has open.
+    // A child such as a worker of a data loader inherits what the agent has open.
     let _child = role.starts_with("parent").then(|| {
         agent.connect(&read(&directory.join("card")), TIMEOUT).unwrap();
         ForkedChild::new(|| std::thread::sleep(Duration::from_secs(4)))

@@ -181,9 +181,9 @@ impl InitiatorRole {
         })
     }
 
-    /// Notes that a message was not sent. True if the agent's request to connect fails. A connection to an earlier
-    /// process at this address breaks with the first message, and the next one uses another: only
-    /// the second loss is a failure.
+    /// Notes that a message was not sent. True if the agent's request to connect fails. A connection
+    /// to an earlier process at this address breaks with the first message, and the next one uses
+    /// another: only the second loss is a failure.
     pub(super) fn note_send_loss(&mut self, link: u32, loss: SendLoss) -> bool {
         let Some(link) = self.links.get_mut(&link) else { return false };
         let is_connection_lost = loss == SendLoss::Connection;
