@@ -443,12 +443,7 @@ impl<T> CopyClient<T> {
         if transfer.is_posted() && transfer.after.is_none() {
             return false;
         }
-        if transfer.after.take().is_some()
-            && let Some(connection) = &self.connection
-        {
-            let posted = self.posted.iter().filter(|part| part.transfer == *number);
-            posted.for_each(|part| connection.ring.abandon(part.number));
-        }
+        transfer.abandon_start(*number, &self.posted, self.connection.as_ref());
         let error = Error::new(COPY, ErrorKind::Cancelled, "the transfer was cancelled");
         transfer.failure.get_or_insert(error);
         self.ended.push_back(*number);
@@ -468,12 +463,7 @@ impl<T> CopyClient<T> {
             if is_cancelled(&transfer.context) {
                 transfer.blocks = BlockQueue::default();
                 transfer.unposted = Unposted::List(0..0);
-                if transfer.after.take().is_some()
-                    && let Some(connection) = &self.connection
-                {
-                    let posted = self.posted.iter().filter(|part| part.transfer == *number);
-                    posted.for_each(|part| connection.ring.abandon(part.number));
-                }
+                transfer.abandon_start(*number, &self.posted, self.connection.as_ref());
             }
         }
         let is_over = |transfer: &Transfer<T>| {
@@ -705,6 +695,21 @@ impl<T> CopyClient<T> {
 }
 
 impl<T> Transfer<T> {
+    /// Lets those requests of this transfer end without a copy that wait for a stream.
+    fn abandon_start(
+        &mut self,
+        number: u64,
+        posted: &VecDeque<PostedPart>,
+        connection: Option<&Connection>,
+    ) {
+        if self.after.take().is_some()
+            && let Some(connection) = connection
+        {
+            let posted = posted.iter().filter(|part| part.transfer == number);
+            posted.for_each(|part| connection.ring.abandon(part.number));
+        }
+    }
+
     fn is_over(&self) -> bool {
         self.open_requests == 0 && (self.failure.is_some() || self.is_posted())
     }

@@ -50,7 +50,7 @@ fn by_service() -> Policy {
     "=service-copied".parse().unwrap()
 }
 
-fn join_by_service(fixture: &mut AgentFixture, peer: &PeerProcess) -> transfer::Route {
+fn join_by_service(fixture: &mut AgentFixture, peer: &PeerProcess) -> Route {
     let descriptor = &peer.descriptor;
     let joined = fixture.agent.join(peer.peer, &fixture.region, descriptor, &by_service(), TIMEOUT);
     let route = joined.unwrap();
@@ -58,7 +58,7 @@ fn join_by_service(fixture: &mut AgentFixture, peer: &PeerProcess) -> transfer::
     route
 }
 
-fn exchange(fixture: &mut AgentFixture, peer: &PeerProcess, route: &transfer::Route, first: u64) {
+fn exchange(fixture: &mut AgentFixture, peer: &PeerProcess, route: &Route, first: u64) {
     fill(&fixture.memory, LENGTH, first);
     let token = fixture.agent.put(route, &WHOLE, None).unwrap();
     fixture.agent.wait(token, TIMEOUT).unwrap();
