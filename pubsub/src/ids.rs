@@ -49,7 +49,16 @@ impl fmt::Debug for NodeId {
     }
 }
 
-/// Identifies a publisher among all that its topic ever had on its node.
+/// Bits of a publisher's serial within its topic; the topic's number is above them.
+const SERIAL_BITS: u32 = 27;
+
+/// The last serial below those of the topic with this number, and of later topics. A topic that was
+/// created again under the same name has greater serials than before.
+pub(crate) fn serials_before(topic: u32) -> u64 {
+    u64::from(topic) << SERIAL_BITS
+}
+
+/// Identifies a publisher among all that its node ever had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PublisherId(pub(crate) u64);
 
@@ -63,7 +72,8 @@ impl PublisherId {
 
 impl fmt::Display for PublisherId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.0 >> 8, self.0 & 0xff)
+        // The topic's number is left out: it is the same for all publishers of a topic.
+        write!(f, "{}.{}", (self.0 >> 8) & ((1 << SERIAL_BITS) - 1), self.0 & 0xff)
     }
 }
 

@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use ipc::{Layout, MappedWords, MarkedDoorbell, Participant, ParticipantTable, Segment, Words};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{NodeId, bytes_to_words, id_from_words, id_to_words};
+use crate::ids::{NodeId, bytes_to_words, id_from_words, id_to_words, serials_before};
 
-pub(crate) const LAYOUT: Layout = Layout::new("node segment", 4);
+pub(crate) const LAYOUT: Layout = Layout::new("node segment", 5);
 
 // Words of the node segment, behind the participant table.
 const IDENTITY: usize = ParticipantTable::<MappedWords>::WORDS;
@@ -24,7 +24,12 @@ const MEMBERS: usize = PUBLISH_DOORBELL + PublishDoorbell::WORDS;
 const NETWORK: usize = MEMBERS + Participant::SLOTS as usize;
 /// Length in bytes, then the bytes.
 const NETWORK_SLOT_WORDS: usize = 1 + MAX_NETWORK_BYTES / size_of::<u64>();
-const WORDS: usize = NETWORK + 1 + 2 * NETWORK_SLOT_WORDS;
+/// Ended publishers: how many were recorded, and slots.
+const ENDED: usize = NETWORK + 1 + 2 * NETWORK_SLOT_WORDS;
+const MAX_ENDED: usize = 256;
+/// The topic's name, as a hash, or 0; the publisher, and its last sequence.
+const ENDED_SLOT_WORDS: usize = 3;
+const WORDS: usize = ENDED + 1 + MAX_ENDED * ENDED_SLOT_WORDS;
 
 pub(crate) const MAX_NETWORK_BYTES: usize = 16 << 10;
 
@@ -131,6 +136,38 @@ impl NodeSegment {
         Some(bytes)
     }
 
+    /// Records the last sequences of publishers of a topic that is about to be removed. Only the
+    /// service calls this, one at a time.
+    pub(crate) fn record_ended_publishers(&self, topic: &str, publishers: &[(u64, u64)]) {
+        let hash = hash_of_name(topic);
+        let known = self.ended_publishers(topic);
+        for (publisher, last) in publishers.iter().filter(|it| !known.contains(it)) {
+            let count = self.words.load(ENDED, Relaxed);
+            let at = ENDED + 1 + count as usize % MAX_ENDED * ENDED_SLOT_WORDS;
+            // A process that dies in the middle of this leaves a free slot, or records it again.
+            self.words.store(at, 0, Release);
+            self.words.store(at + 1, *publisher, Release);
+            self.words.store(at + 2, *last, Release);
+            self.words.store(at, hash, Release);
+            self.words.store(ENDED, count.wrapping_add(1), Release);
+        }
+    }
+
+    /// The publishers of removed topics of this name, each with its last sequence: of all names, the
+    /// last 256 are known.
+    pub(crate) fn ended_publishers(&self, topic: &str) -> Vec<(u64, u64)> {
+        let hash = hash_of_name(topic);
+        let slots = (0..MAX_ENDED).map(|slot| ENDED + 1 + slot * ENDED_SLOT_WORDS);
+        let word = |at| self.words.load(at, Acquire);
+        let of_topic = slots.filter(|at| word(*at) == hash);
+        of_topic.map(|at| (word(at + 1), word(at + 2))).collect()
+    }
+
+    /// The last serial that no publisher of a topic can have that is created from now on.
+    pub(crate) fn serials_of_past_topics(&self) -> u64 {
+        serials_before(self.words.load(TOPIC_COUNT, Acquire) as u32)
+    }
+
     /// A topic number that this node has not used before.
     pub(crate) fn next_topic_number(&self) -> u32 {
         self.words.fetch_add(TOPIC_COUNT, 1) as u32
@@ -140,6 +177,14 @@ impl NodeSegment {
     pub(crate) fn next_service_number(&self) -> u32 {
         self.words.fetch_add(SERVICE_COUNT, 1) as u32 + 1
     }
+}
+
+/// Hash of a topic's name: FNV-1a, never 0.
+fn hash_of_name(name: &str) -> u64 {
+    let mixed = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    mixed.max(1)
 }
 
 impl AsFd for NodeSegment {
@@ -166,6 +211,26 @@ mod tests {
         let null = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(NodeSegment::open(null.into()).unwrap_err().kind(), ErrorKind::Malformed);
     }
+
+    #[test]
+    fn ended_publishers_are_known_by_the_name_of_their_topic() {
+        let made = NodeSegment::create(NodeId([7; 16])).unwrap();
+        let opened = NodeSegment::open(made.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        assert_eq!(opened.ended_publishers("numbers"), []);
+        made.record_ended_publishers("numbers", &[(1, 5), (2, 6)]);
+        made.record_ended_publishers("images", &[(1, 7)]);
+        made.record_ended_publishers("numbers", &[(1, 5), (2, 6)]);
+        assert_eq!(opened.ended_publishers("numbers"), [(1, 5), (2, 6)]);
+        assert_eq!(opened.ended_publishers("images"), [(1, 7)]);
+        // The first ones are forgotten.
+        let many: Vec<_> = (10..10 + MAX_ENDED as u64).map(|publisher| (publisher, 1)).collect();
+        made.record_ended_publishers("more", &many[1..]);
+        assert_eq!(opened.ended_publishers("numbers"), []);
+        assert_eq!(opened.ended_publishers("images"), [(1, 7)]);
+        made.record_ended_publishers("more", &many[..1]);
+        assert_eq!(opened.ended_publishers("images"), []);
+    }
+
     #[test]
     fn last_stored_network_options_are_read_back() {
         let made = NodeSegment::create(NodeId([7; 16])).unwrap();

@@ -20,7 +20,10 @@ use testkit::children::ForkedChild;
 use self::scenarios::{Scenario, scenarios};
 use crate::pool::{Direction, PoolControl, PoolId, Readiness, Stage, SyncPoint};
 use crate::settings::{Reliability, SharedLocation, SharedSettings};
-use crate::topic::{Delivery, Entry, LostPublisher, OriginId, RemoteLastSequence, TopicWords};
+use crate::topic::{
+    Delivery, Entry, LostPublisher, OriginId, PublisherStart, RemoteLastSequence, RemotePublisher,
+    TopicStart, TopicWords,
+};
 
 static SOURCES: Sources = Sources::new(
     &[
@@ -30,6 +33,7 @@ static SOURCES: Sources = Sources::new(
         "pubsub/src/topic/subscribers.rs",
         "pubsub/src/topic/destinations.rs",
         "pubsub/src/topic/losses.rs",
+        "pubsub/src/topic/remote_accounts.rs",
         "pubsub/src/topic/remote_last_sequences.rs",
         "pubsub/src/topic/given_up.rs",
         "pubsub/src/topic/intent.rs",
@@ -76,7 +80,19 @@ fn lost(publisher: u64) -> LostPublisher {
 
 /// The last sequence of a publisher of another node.
 fn published(publisher: u64, last: u64) -> RemoteLastSequence {
-    RemoteLastSequence { node: NODES[0], publisher, last, first: 0, since: 0, at: 0 }
+    RemoteLastSequence { node: NODES[0], publisher, last, start: PublisherStart::new(0, 0), at: 0 }
+}
+
+/// Publishers of another node: with messages before the subscription, and later.
+const LISTED: u64 = 1 << 8;
+const LATER: u64 = 3 << 8;
+
+fn later() -> RemotePublisher {
+    RemotePublisher::new(NODES[0], LATER)
+}
+
+fn account_start() -> TopicStart {
+    TopicStart::new(2, vec![(LISTED, 9)])
 }
 
 fn role() -> Participant {
@@ -158,7 +174,7 @@ impl World {
         let sample_info = control.sample_info(block);
         sample_info.set_metadata(b"metadata");
         sample_info.set_origin(&ORIGIN.node);
-        sample_info.set_beginning(1, 0);
+        sample_info.set_start([1, 0]);
         sample_info.set_path(crate::DeliveryPath::Ring);
         sample_info.stamp(Stage::Filled, 1);
         Entry {
@@ -375,6 +391,35 @@ impl World {
         assert!(topic.remote_last_sequence_changes() > changes, "{what}");
     }
 
+    /// What a new subscriber expects was recorded, and the next service goes on.
+    fn check_remote_accounts(&self, what: &str) {
+        let topic = self.topic();
+        let node = &NODES[0];
+        let progress = |since| topic.expected_of_remote(since);
+        // Positions and numbers as the scenario has them.
+        let listed = RemotePublisher::new(*node, LISTED);
+        for since in [0, 1, 2] {
+            for (publisher, next) in progress(since) {
+                let known: &[u64] = match since {
+                    _ if publisher == listed => &[10],
+                    0 | 1 => &[2],
+                    _ => &[2, 6],
+                };
+                let is_known = [listed, later()].contains(&publisher) && known.contains(&next);
+                assert!(is_known, "{what}: {publisher:?} {next}");
+            }
+        }
+        topic.begin_accounts(node, &account_start());
+        let start = topic.note_arrival(&mut 0, later(), 7, 2);
+        assert!([0, 1].contains(&start.words()[0]), "{what}: {start:?}");
+        assert!(progress(3).contains(&(later(), 8)), "{what}");
+        topic.end_accounts();
+        assert!(progress(3).is_empty(), "{what}");
+        topic.begin_accounts(node, &account_start());
+        let start = topic.note_arrival(&mut 0, later(), 8, 2);
+        assert_eq!(start.words()[0], 1, "{what}");
+    }
+
     /// Once the survivor has left too, no memory, publisher or subscription is left.
     fn check(&self, what: &str) {
         let (topic, caller) = (self.topic(), self.caller(self.survivor));
@@ -430,6 +475,9 @@ fn run(name: &str, scenario: Scenario, settings: SharedSettings, point: u64) -> 
     if name.starts_with("record ") {
         world.check_remote_losses(&what);
         world.check_remote_last_sequences(&what);
+    }
+    if name == "keep accounts of other nodes" {
+        world.check_remote_accounts(&what);
     }
     if name == "drop destinations" {
         world.check_dropped_destinations(&what);

@@ -210,6 +210,26 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
                 world.topic().record_remote_last_sequence(&published(1, 9));
             })
         }),
+        ("keep accounts of other nodes", |_| {
+            Box::new(|world| {
+                let (topic, mut slot) = (world.topic(), 0);
+                topic.begin_accounts(&NODES[0], &account_start());
+                topic.note_arrival(&mut slot, later(), 1, 0);
+                topic.note_passed(&mut slot, later(), 1);
+                topic.note_arrival(&mut slot, later(), 5, 1);
+                topic.end_accounts();
+            })
+        }),
+        ("replace the longest unused account of other nodes", |world| {
+            let publisher = |number: u64| RemotePublisher::new(NODES[0], LATER + (number << 8));
+            world.topic().begin_accounts(&NODES[0], &account_start());
+            for number in 0..256 {
+                world.topic().note_arrival(&mut 0, publisher(number), 1, 0);
+            }
+            Box::new(move |world| {
+                world.topic().note_arrival(&mut 0, publisher(256), 1, 0);
+            })
+        }),
         ("admit a piece", |_| {
             Box::new(|world| {
                 let control = world.control(Direction::Local);

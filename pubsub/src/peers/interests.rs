@@ -25,6 +25,8 @@ pub(crate) struct Interest {
     pub(crate) subscribes: bool,
     #[serde(with = "WireSettings")]
     pub(crate) settings: SharedSettings,
+    /// Identifies the subscription, if it subscribes: start sequences answer it.
+    pub(crate) subscription: u64,
 }
 
 /// The settings that other nodes get. Loans are local to each node.

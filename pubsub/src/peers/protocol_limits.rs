@@ -4,7 +4,7 @@
 pub(super) const MAGIC: [u8; 8] = *b"FcPeers\n";
 /// Version of this build. It covers all messages between two nodes, control messages and ring
 /// notifications included: a node of another version is refused at its hello.
-pub(crate) const VERSION: u16 = 5;
+pub(crate) const VERSION: u16 = 6;
 pub(super) const MAX_FRAME_LENGTH: usize = 1 << 20;
 /// The longest body of a frame that is no control message: its decoded form is larger.
 pub(super) const MAX_PROTOCOL_FRAME_LENGTH: usize = 1 << 16;

@@ -219,15 +219,14 @@ impl<'a, W: Words> SampleInfo<'a, W> {
         id_from_words([ORIGIN, ORIGIN + 1].map(|at| self.word(at)))
     }
 
-    /// For a message of another node: the number of its publisher's first message for this node, or
-    /// 0, and the inbound position from which subscribers are to receive them.
-    pub(crate) fn set_beginning(&self, first: u64, since: u64) {
+    /// For a message of another node: where the messages of its publisher start for this node.
+    pub(crate) fn set_start(&self, [first, since]: [u64; 2]) {
         self.words.store(self.first + FIRST, first, Relaxed);
         self.words.store(self.first + SINCE, since, Relaxed);
     }
 
-    pub(crate) fn beginning(&self) -> (u64, u64) {
-        (self.word(FIRST), self.word(SINCE))
+    pub(crate) fn start(&self) -> [u64; 2] {
+        [FIRST, SINCE].map(|at| self.word(at))
     }
 
     /// Stores the bytes that fit; the entry holds the length.

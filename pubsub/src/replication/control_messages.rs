@@ -22,8 +22,8 @@ pub(super) enum ControlMessage {
     Provider(Provider),
     /// A message of the workers about one connection of a topic.
     ConnectionMessage { topic: String, message: ConnectionMessage },
-    /// Last sequences published before anything was retained for the receiver.
-    StartSequences { topic: String, start_sequences: StartSequences },
+    /// What was published before the sender learned of subscriptions of the receiver.
+    StartSequences(Vec<StartSequences>),
     /// Publishers of a topic that died.
     PublisherLost { topic: String, publishers: Vec<u64> },
     /// Last sequences published, sent when none of the topic's messages is in flight.
@@ -51,7 +51,7 @@ impl ControlMessage {
         match self {
             Self::Provider(provider) => provider.validation_error(),
             Self::ConnectionMessage { message, .. } => message.validation_error(),
-            Self::StartSequences { start_sequences, .. } => start_sequences.validation_error(),
+            Self::StartSequences(all) => StartSequences::validation_error(all),
             Self::PublisherLost { publishers, .. } => {
                 let is_valid = (1..=MAX_LOST_PUBLISHERS).contains(&publishers.len());
                 (!is_valid).then_some("lost publishers: none, or too many")
@@ -84,8 +84,9 @@ mod tests {
         DirectWriter, MAX_LANES, MAX_PAYLOAD_LENGTH, MAX_REASON_LENGTH, TopicParameters,
         fit_addresses,
     };
-    use crate::settings::TopicSettings;
+    use crate::settings::{MAX_TOPIC_NAME, TopicSettings};
     use crate::text::shortened;
+    use crate::topic::TopicStart;
 
     const PARAMETERS: TopicParameters = TopicParameters { number: 3, largest: 1 << 20, depth: 16 };
     const TOPIC: &str = "numbers";
@@ -182,8 +183,12 @@ mod tests {
     }
 
     fn start_sequences(publishers: usize) -> ControlMessage {
-        let start_sequences = StartSequences::at(4, vec![(256, u64::MAX); publishers]);
-        ControlMessage::StartSequences { topic: TOPIC.to_owned(), start_sequences }
+        let topic = "x".repeat(MAX_TOPIC_NAME);
+        let of = |publishers: usize| {
+            StartSequences::at(&topic, TopicStart::new(4, vec![(256, u64::MAX); publishers]))
+        };
+        let others = vec![of(0); start_sequences::MAX_TOPICS - 1];
+        ControlMessage::StartSequences([vec![of(publishers)], others].concat())
     }
 
     fn lost_publishers(publishers: usize) -> ControlMessage {
@@ -289,7 +294,7 @@ mod tests {
     #[test]
     fn messages_of_a_version_have_one_layout() {
         let bytes: Vec<u8> = good().iter().flat_map(ControlMessage::encode).collect();
-        assert_eq!((VERSION, digest(&bytes)), (5, 0x2d8f_4a17_56ff_3405));
+        assert_eq!((VERSION, digest(&bytes)), (6, 0x832b_1abf_0ba4_5899));
     }
 
     proptest! {

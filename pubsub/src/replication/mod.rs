@@ -78,7 +78,7 @@ use self::worker_pool::{PoolEvent, WorkerPool};
 use crate::error::{Error, Result};
 pub use crate::ids::NodeId;
 use crate::network_options::NetworkOptions;
-use crate::node_segment::PublishDoorbell;
+use crate::node_segment::{NodeSegment, PublishDoorbell};
 use crate::peers::{PeerEvent, Peers};
 use crate::pool::{GrowthRequest, Pool};
 use crate::topic::Topic;
@@ -102,6 +102,7 @@ pub(crate) type WaitingArrivals = Arc<Mutex<BTreeSet<u32>>>;
 pub(crate) struct ServiceContext {
     pub(crate) me: Participant,
     pub(crate) role: Participant,
+    pub(crate) node_segment: Arc<NodeSegment>,
     pub(crate) participants: Arc<ParticipantTable<MappedWords>>,
     /// Requests to grow pools; `bell` wakes the thread that grows them.
     pub(crate) growth: Sender<GrowthRequest>,
@@ -282,6 +283,8 @@ impl Replicator {
     }
 
     pub(crate) fn set_topics(&mut self, topics: BTreeMap<String, LocalTopic>) {
+        // First: the next subscription is another one.
+        topics.values().filter(|it| !it.subscribes).for_each(|it| it.topic.end_accounts());
         let interests = self.routing.set_topics(topics);
         let is_wanted = |number| self.routing.is_subscribed(number);
         self.received_topics.stop_unwanted(is_wanted, &self.remote_nodes, &self.worker_pool);
@@ -350,7 +353,7 @@ impl Replicator {
                 }
             }
             PeerEvent::Interests { node, session, changes } if is_session(node, session) => {
-                self.routing.interests_changed(now, node, changes);
+                self.routing.interests_changed(now, node, changes, &self.remote_nodes);
             }
             PeerEvent::ControlMessage { node, session, bytes } if is_session(node, session) => {
                 self.handle_control_message(now, node, &bytes);
@@ -389,15 +392,16 @@ impl Replicator {
                     &mut self.worker_pool,
                 );
             }
-            Ok(ControlMessage::StartSequences { topic, start_sequences }) => {
-                if let Some(topic) = subscribed(&topic) {
-                    self.received_topics.announce_start(topic.number(), node, start_sequences);
+            Ok(ControlMessage::StartSequences(all)) => {
+                for one in &all {
+                    if let Some(topic) = subscribed(one.topic()) {
+                        one.begin(node, topic);
+                    }
                 }
             }
             Ok(ControlMessage::LastSequences { topic, last }) => {
                 if let Some(topic) = subscribed(&topic) {
-                    let start = self.received_topics.start_of(topic.number(), node, last.topic);
-                    last.record(node, topic, start);
+                    last.record(node, topic);
                 }
             }
             Ok(ControlMessage::PublisherLost { topic, publishers }) => {

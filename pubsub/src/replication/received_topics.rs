@@ -6,7 +6,6 @@ use std::sync::{Arc, Weak};
 use crate::ids::NodeId;
 use crate::replication::routing::plan::of_topic;
 use crate::replication::sink::{RoomWait, TopicSink};
-use crate::replication::source::start_sequences::{ReplicationStart, StartSequences};
 use crate::replication::{
     Command, ConnectionMessage, ControlMessage, LocalTopic, RemoteNodes, ServiceContext,
     WorkerPool, key,
@@ -20,7 +19,6 @@ const MAX_DRAINING_SINKS: usize = 1024;
 struct ReceivedTopic {
     topic: Arc<Topic>,
     origin: OriginId,
-    start: ReplicationStart,
     /// The writer's last connection request.
     connection: u64,
     room_wait: Arc<RoomWait>,
@@ -53,19 +51,12 @@ fn request_restart(remote_nodes: &RemoteNodes, node: NodeId, topic: &str, connec
 pub(super) struct ReceivedTopics {
     service_context: Arc<ServiceContext>,
     received: BTreeMap<(u32, NodeId), ReceivedTopic>,
-    /// Start sequences announced for topics that are about to be received.
-    announced_starts: BTreeMap<(u32, NodeId), StartSequences>,
     draining_sinks: Vec<DrainingSink>,
 }
 
 impl ReceivedTopics {
     pub(super) fn new(service_context: Arc<ServiceContext>) -> Self {
-        Self {
-            service_context,
-            received: BTreeMap::new(),
-            announced_starts: BTreeMap::new(),
-            draining_sinks: Vec::new(),
-        }
+        Self { service_context, received: BTreeMap::new(), draining_sinks: Vec::new() }
     }
 
     /// Handles a connection message about a topic; `local` is the topic of this name here.
@@ -132,20 +123,16 @@ impl ReceivedTopics {
             SharedLocation::Host => None,
             SharedLocation::Device(_) => local.inbound.device().cloned(),
         };
-        let announced = self.announced_starts.remove(&(number, node));
-        let announced = announced.filter(|start| start.topic == theirs);
-        let start = ReplicationStart::new(announced, topic.inbound().position());
         let (room_wait, alive) = (Arc::new(RoomWait::new()), Arc::new(()));
         let received = ReceivedTopic {
             topic: Arc::clone(topic),
             origin,
-            start: start.clone(),
             connection,
             room_wait: Arc::clone(&room_wait),
             sink: Arc::downgrade(&alive),
         };
         let parts = (topic, &local.inbound);
-        let sink = TopicSink::new(&self.service_context, parts, origin, start, &room_wait, alive);
+        let sink = TopicSink::new(&self.service_context, parts, origin, &room_wait, alive);
         let from = topic.delivered(&origin).map_or(0, |last| last + 1);
         match worker.receive_topic(key(number), node, from, device, Box::new(sink)) {
             Ok(()) => {
@@ -159,31 +146,6 @@ impl ReceivedTopics {
         }
     }
 
-    /// Where the messages of a node's topic, given by its number there, start for this node, if it
-    /// is received.
-    pub(super) fn start_of(
-        &self,
-        number: u32,
-        node: NodeId,
-        theirs: u64,
-    ) -> Option<&ReplicationStart> {
-        let known = self.received.get(&(number, node));
-        known.filter(|known| known.origin.topic == theirs).map(|known| &known.start)
-    }
-
-    /// Handles the start sequences of another node for a topic that this node subscribes to.
-    pub(super) fn announce_start(
-        &mut self,
-        number: u32,
-        node: NodeId,
-        start_sequences: StartSequences,
-    ) {
-        // A topic that is being received has later information.
-        if self.start_of(number, node, start_sequences.topic).is_none() {
-            self.announced_starts.insert((number, node), start_sequences);
-        }
-    }
-
     /// Returns true if a subscriber of this node blocks messages of other nodes.
     pub(super) fn has_waiters(&self, number: u32) -> bool {
         let mut received = self.received.range(of_topic(number)).map(|(_, received)| received);
@@ -191,7 +153,6 @@ impl ReceivedTopics {
     }
 
     pub(super) fn node_lost(&mut self, node: NodeId, worker_pool: &WorkerPool) {
-        self.announced_starts.retain(|(_, from), _| *from != node);
         let of_node = self.received.keys().filter(|(_, from)| *from == node);
         for (number, node) in of_node.copied().collect::<Vec<_>>() {
             self.end_sink(number, node, false, worker_pool);
@@ -206,7 +167,6 @@ impl ReceivedTopics {
         remote_nodes: &RemoteNodes,
         worker_pool: &WorkerPool,
     ) {
-        self.announced_starts.retain(|(number, _), _| is_wanted(*number));
         let unwanted = self.received.keys().filter(|(number, _)| !is_wanted(*number));
         for (number, node) in unwanted.copied().collect::<Vec<_>>() {
             // A later subscription may come before the node learns that the interest ended.

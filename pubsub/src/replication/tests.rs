@@ -2,6 +2,7 @@
 //! misbehave.
 
 mod given_up_nodes;
+mod loss_model;
 mod provider_mismatch;
 
 use std::cell::RefCell;
@@ -22,11 +23,10 @@ use crate::pool::{Direction, Pool, PoolId};
 use crate::replication::sink::RoomWait;
 use crate::replication::sink::TopicSink;
 use crate::replication::source::last_sequences::IdlePublishers;
-use crate::replication::source::start_sequences::ReplicationStart;
 use crate::replication::{FinishOutcome, MessageHeader, Metadata, Sink, StageDurations};
 use crate::report::Row;
 use crate::settings::{Reliability, SharedLocation, SharedSettings};
-use crate::subscriber::{LossTracker, RemoteStart};
+use crate::subscriber::{LossTracker, RemoteAccounts, RemoteStart};
 use crate::topic::{Entry, LostPublisher, OriginId, Topic};
 use crate::wake::WakeFd;
 
@@ -61,7 +61,7 @@ fn network() -> NetworkOptions {
 
 /// A node: the state that outlives its services.
 struct TestNode {
-    node_segment: NodeSegment,
+    node_segment: Arc<NodeSegment>,
     me: Participant,
     topic: Arc<Topic>,
     local: Arc<Pool>,
@@ -77,7 +77,7 @@ impl TestNode {
     }
 
     fn with(identity: u8, settings: SharedSettings) -> Self {
-        let node_segment = NodeSegment::create(NodeId([identity; 16])).unwrap();
+        let node_segment = Arc::new(NodeSegment::create(NodeId([identity; 16])).unwrap());
         let me = node_segment.participants().admit(PidFd::of_this_process().unwrap()).unwrap();
         let caller = Caller::new(me, &**node_segment.participants());
         let pool = |direction| {
@@ -90,7 +90,8 @@ impl TestNode {
         let (local, inbound) = (pool(Direction::Local), pool(Direction::Inbound));
         let topic = Arc::new(Topic::create(NUMBER, NAME, &settings).unwrap());
         let publisher = topic.claim(me).unwrap();
-        let loss_tracker = RefCell::new(LossTracker::new(&topic.published(), 0, (&[], 0), 0));
+        let loss_tracker =
+            RefCell::new(LossTracker::new(&topic.published(), 0, &RemoteAccounts::default(), 0));
         Self { node_segment, me, topic, local, inbound, publisher, loss_tracker }
     }
 
@@ -112,6 +113,7 @@ impl TestNode {
         Arc::new(ServiceContext {
             me: self.me,
             role: self.role(),
+            node_segment: Arc::clone(&self.node_segment),
             participants: Arc::clone(self.node_segment.participants()),
             growth,
             bell: Arc::new(WakeFd::new().unwrap()),
@@ -145,8 +147,10 @@ impl TestNode {
     /// A new reader subscribes now.
     fn resubscribe(&self) {
         let position = self.topic.inbound().position();
+        let expected = self.topic.expected_of_remote(position);
+        let other_nodes = RemoteAccounts::new(expected, 0);
         *self.loss_tracker.borrow_mut() =
-            LossTracker::new(&self.topic.published(), 0, (&[], 0), position);
+            LossTracker::new(&self.topic.published(), 0, &other_nodes, position);
     }
 
     fn topics(&self, publishes: bool, subscribes: bool) -> BTreeMap<String, LocalTopic> {
@@ -289,6 +293,7 @@ fn subscribing_peer(replication: &Replicator, identity: u8) -> Peers {
             publishes: false,
             subscribes: true,
             settings: settings(),
+            subscription: 0,
         }])
         .unwrap();
     peers
@@ -361,8 +366,13 @@ fn silent_node_does_not_block_drop_newest_publishers() {
     let node = TestNode::with(1, loose);
     let mut replication = node.replication(&network());
     let other = subscribing_peer(&replication, 2);
-    let interest =
-        Interest { topic: NAME.into(), publishes: false, subscribes: true, settings: loose };
+    let interest = Interest {
+        topic: NAME.into(),
+        publishes: false,
+        subscribes: true,
+        settings: loose,
+        subscription: 0,
+    };
     other.set_interests([interest]).unwrap();
     replication.set_topics(node.topics(true, false));
     until("the topic to be replicated", &mut [&mut replication], || node.topic.is_replicated());
@@ -576,14 +586,7 @@ fn gap_before_a_dropped_message_is_counted_with_the_next() {
     let (room_wait, alive) = (Arc::new(RoomWait::new()), Arc::new(()));
     let origin = OriginId { node: ABSENT_NODE, topic: 3 };
     let service_context = node.service_context();
-    let mut sink = TopicSink::new(
-        &service_context,
-        node.incoming(),
-        origin,
-        ReplicationStart::default(),
-        &room_wait,
-        alive,
-    );
+    let mut sink = TopicSink::new(&service_context, node.incoming(), origin, &room_wait, alive);
     let mut deliver = |position: u64| {
         let header = header_at(position);
         assert!(sink.begin(&header).unwrap().is_some());
@@ -614,14 +617,7 @@ fn refused_message_counts_as_waiting_for_a_while() {
     let (room_wait, alive) = (Arc::new(RoomWait::new()), Arc::new(()));
     let origin = OriginId { node: ABSENT_NODE, topic: 3 };
     let service_context = node.service_context();
-    let mut sink = TopicSink::new(
-        &service_context,
-        node.incoming(),
-        origin,
-        ReplicationStart::default(),
-        &room_wait,
-        alive,
-    );
+    let mut sink = TopicSink::new(&service_context, node.incoming(), origin, &room_wait, alive);
     let mut position = 0;
     // Its reader holds the maximum of messages.
     while node.topic.inbound().has_room() {
@@ -657,8 +653,10 @@ fn node_sends_interests_only_after_set_topics() {
         event.unwrap()
     };
     assert!(matches!(next(&mut replication, "the node"), PeerEvent::Connected { .. }));
-    // Only its provider is sent before its interests.
-    assert!(matches!(next(&mut replication, "its provider"), PeerEvent::ControlMessage { .. }));
+    // Its provider is sent before its interests, and what answers the subscription.
+    for goal in ["its provider", "start sequences"] {
+        assert!(matches!(next(&mut replication, goal), PeerEvent::ControlMessage { .. }));
+    }
     let end = Instant::now() + Duration::from_millis(300);
     until("time to pass", &mut [&mut replication], || Instant::now() >= end);
     assert_eq!(other.next_event(), None);
@@ -668,9 +666,9 @@ fn node_sends_interests_only_after_set_topics() {
     // A later node gets all in this order.
     let other = subscribing_peer(&replication, 3);
     let mut events = Vec::new();
-    until("three events", &mut [&mut replication], || {
+    until("four events", &mut [&mut replication], || {
         events.extend(std::iter::from_fn(|| other.next_event()));
-        events.len() == 3
+        events.len() == 4
     });
     assert!(
         matches!(
@@ -678,7 +676,8 @@ fn node_sends_interests_only_after_set_topics() {
             [
                 PeerEvent::Connected { .. },
                 PeerEvent::ControlMessage { .. },
-                PeerEvent::Interests { .. }
+                PeerEvent::Interests { .. },
+                PeerEvent::ControlMessage { .. },
             ]
         ),
         "{events:?}"
@@ -733,6 +732,7 @@ fn turn_reconciles_only_topics_with_events() {
         publishes: false,
         subscribes: true,
         settings: settings(),
+        subscription: 0,
     };
     other.set_interests([interest(NAME), interest("idle 9")]).unwrap();
     let idle = Arc::clone(&topics["idle 9"].topic);

@@ -10,7 +10,9 @@ use std::collections::BTreeMap;
 use ipc::Words;
 
 use crate::pool::SampleInfo;
-use crate::topic::{PUBLISHER_SLOTS, Published, RemoteLastSequence};
+use crate::topic::{
+    PUBLISHER_SLOTS, Published, PublisherStart, RemoteLastSequence, RemotePublisher,
+};
 
 /// A publisher, and the number of its next message.
 #[derive(Debug, Clone, Copy, Default)]
@@ -29,24 +31,36 @@ impl PublisherProgress {
     }
 }
 
-/// The first message of a publisher on another node that is for this node, if known.
+/// Where the messages of a publisher on another node start for this node, as a message of it says.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RemoteStart {
     node: [u8; 16],
-    /// Number of that message; 0 if unknown.
-    first: u64,
-    /// Subscribers from before this inbound position are to receive all of them.
-    since: u64,
+    start: PublisherStart,
 }
 
 impl RemoteStart {
     pub(crate) fn of<W: Words>(sample_info: &SampleInfo<'_, W>) -> Self {
-        let (first, since) = sample_info.beginning();
-        Self { node: sample_info.origin(), first, since }
+        let [first, since] = sample_info.start();
+        Self { node: sample_info.origin(), start: PublisherStart::new(first, since) }
     }
 }
 
-/// Maximum number of remote publishers: restarted nodes have new identities.
+/// What is known of publishers on other nodes when a subscriber is created.
+#[derive(Debug, Default)]
+pub(crate) struct RemoteAccounts {
+    /// Publishers, each with the next message that is expected.
+    expected: Vec<(RemotePublisher, u64)>,
+    /// The count of changes of last sequences that these contain.
+    changes: u64,
+}
+
+impl RemoteAccounts {
+    pub(crate) fn new(expected: Vec<(RemotePublisher, u64)>, changes: u64) -> Self {
+        Self { expected, changes }
+    }
+}
+
+/// Maximum number of publishers on other nodes: restarted publishers are others.
 const MAX_REMOTE_PUBLISHERS: usize = 4096;
 
 #[derive(Debug)]
@@ -55,8 +69,8 @@ pub(crate) struct LossTracker {
     local: [PublisherProgress; PUBLISHER_SLOTS],
     /// Serial of the last publisher that had been created when this one subscribed.
     serial: u64,
-    /// Publishers of other nodes, by node and slot there.
-    remote: BTreeMap<([u8; 16], usize), PublisherProgress>,
+    /// The next message of publishers on other nodes.
+    remote: BTreeMap<RemotePublisher, u64>,
     /// The inbound position at which it subscribed.
     since: u64,
     /// The last handled change of the remote last sequences.
@@ -78,7 +92,7 @@ impl LossTracker {
     pub(crate) fn new(
         before: &Published,
         drops_seen: u64,
-        (remote, changes_seen): (&[RemoteLastSequence], u64),
+        other_nodes: &RemoteAccounts,
         since: u64,
     ) -> Self {
         let mut local = [PublisherProgress::default(); PUBLISHER_SLOTS];
@@ -86,18 +100,17 @@ impl LossTracker {
             local[slot_of(*publisher)] =
                 PublisherProgress { publisher: *publisher, next: last.saturating_add(1) };
         }
-        // Without messages that were received since: their positions are unknown.
-        let known = remote.iter().filter(|reported| reported.at == since);
-        let remote = known.map(|reported| {
-            let known = PublisherProgress {
-                publisher: reported.publisher,
-                next: reported.last.saturating_add(1),
-            };
-            ((reported.node, slot_of(reported.publisher)), known)
-        });
-        let (remote, serial) = (remote.collect(), before.serial);
-        let (missed, unreported) = (0, 0);
-        Self { local, serial, remote, since, changes_seen, missed, unreported, drops_seen }
+        let remote = other_nodes.expected.iter().copied().collect();
+        Self {
+            local,
+            remote,
+            serial: before.serial,
+            since,
+            changes_seen: other_nodes.changes,
+            missed: 0,
+            unreported: 0,
+            drops_seen,
+        }
     }
 
     pub(crate) fn missed(&self) -> u64 {
@@ -133,81 +146,54 @@ impl LossTracker {
 
     /// Records a message of another node. True if messages are missing before it.
     pub(crate) fn on_inbound(&mut self, start: RemoteStart, publisher: u64, sequence: u64) -> bool {
-        let key = (start.node, slot_of(publisher));
-        let next = self.first_of(start.first, start.since).unwrap_or(sequence);
-        let unknown = PublisherProgress { publisher, next };
-        if self.remote.len() >= MAX_REMOTE_PUBLISHERS && !self.remote.contains_key(&key) {
-            // For the removed publisher, messages missing before its next one are not counted.
-            self.remote.pop_first();
-        }
-        let known = self.remote.entry(key).or_insert(unknown);
-        if known.publisher < publisher {
-            // It has the slot of a publisher that left.
-            *known = PublisherProgress { publisher, next: 1 };
-        } else if known.publisher > publisher || sequence < known.next {
-            // The topic was re-created on the other node.
-            *known = PublisherProgress { publisher, next: sequence };
-        }
-        let missed = known.on_local(sequence);
+        let key = RemotePublisher::new(start.node, publisher);
+        let unknown = start.start.first_for(self.since).unwrap_or(sequence);
+        let next = self.remote.get(&key).copied().unwrap_or(unknown);
+        let missed = sequence.saturating_sub(next);
+        self.set_next(key, next.max(sequence.saturating_add(1)));
         self.add_missed(missed);
         missed > 0
     }
 
-    /// The number of the first message for this subscriber, if none was received yet and the number
-    /// is known.
-    fn first_of(&self, first: u64, since: u64) -> Option<u64> {
-        (first != 0 && self.since <= since).then_some(first)
+    fn set_next(&mut self, publisher: RemotePublisher, next: u64) {
+        if self.remote.len() >= MAX_REMOTE_PUBLISHERS && !self.remote.contains_key(&publisher) {
+            // For the removed publisher, messages missing before its next one are not counted.
+            self.remote.pop_first();
+        }
+        self.remote.insert(publisher, next);
     }
 
     /// Returns true if other nodes reported last sequences that were not handled yet.
-    pub(super) fn has_new_last_sequences(&self, changes: u64) -> bool {
+    pub(crate) fn has_new_last_sequences(&self, changes: u64) -> bool {
         self.changes_seen != changes
     }
 
-    /// The progress of a publisher, given that none of its messages up to the last one will be
-    /// delivered.
-    fn known_of(&self, reported: &RemoteLastSequence) -> PublisherProgress {
-        let behind = reported.last.saturating_add(1);
-        match self.remote.get(&(reported.node, slot_of(reported.publisher))) {
-            Some(known) if known.publisher == reported.publisher => *known,
-            Some(known) if known.publisher < reported.publisher => {
-                PublisherProgress { publisher: reported.publisher, next: 1 }
-            }
-            // Its slot has another publisher now.
-            Some(known) => *known,
-            None => {
-                let next = self.first_of(reported.first, reported.since).unwrap_or(behind);
-                PublisherProgress { publisher: reported.publisher, next }
-            }
-        }
-    }
-
-    /// How many messages of one publisher are missing, of those since this subscription.
+    /// How many messages of one publisher are missing, of those since this subscription, given that
+    /// none up to its last one will be delivered.
     fn missing_of_publisher(&self, reported: &RemoteLastSequence) -> u64 {
-        let known = self.known_of(reported);
-        let is_own = known.publisher == reported.publisher && reported.at >= self.since;
-        if is_own { reported.last.saturating_add(1).saturating_sub(known.next) } else { 0 }
+        if reported.at < self.since {
+            return 0;
+        }
+        let behind = reported.last.saturating_add(1);
+        let known = self.remote.get(&reported.of_publisher()).copied();
+        let next = known.or_else(|| reported.start.first_for(self.since));
+        behind.saturating_sub(next.unwrap_or(behind))
     }
 
     /// How many messages are missing, given that no more of these are delivered.
-    pub(super) fn missing_remote(&self, last_sequences: &[RemoteLastSequence]) -> u64 {
+    pub(crate) fn missing_remote(&self, last_sequences: &[RemoteLastSequence]) -> u64 {
         let missing = last_sequences.iter().map(|it| self.missing_of_publisher(it));
         missing.fold(0, u64::wrapping_add)
     }
 
     /// Counts them.
-    pub(super) fn settle_remote(&mut self, last_sequences: &[RemoteLastSequence], changes: u64) {
+    pub(crate) fn settle_remote(&mut self, last_sequences: &[RemoteLastSequence], changes: u64) {
         let since = self.since;
         for reported in last_sequences.iter().filter(|it| it.at >= since) {
             self.add_missed(self.missing_of_publisher(reported));
-            let mut known = self.known_of(reported);
-            if known.publisher == reported.publisher {
-                known.next = known.next.max(reported.last.saturating_add(1));
-                let key = (reported.node, slot_of(reported.publisher));
-                if self.remote.len() < MAX_REMOTE_PUBLISHERS || self.remote.contains_key(&key) {
-                    self.remote.insert(key, known);
-                }
-            }
+            let publisher = reported.of_publisher();
+            let known = self.remote.get(&publisher).copied().unwrap_or_default();
+            self.set_next(publisher, known.max(reported.last.saturating_add(1)));
         }
         self.changes_seen = changes;
     }
@@ -251,11 +237,12 @@ mod tests {
 
     fn loss_tracker(publishers: &[(u64, u64)], serial: u64) -> LossTracker {
         let publishers = publishers.to_vec();
-        LossTracker::new(&Published { serial, publishers }, 0, (&[], 0), 10)
+        LossTracker::new(&Published { serial, publishers }, 0, &RemoteAccounts::default(), 10)
     }
 
     fn published(publisher: u64, last: u64) -> RemoteLastSequence {
-        RemoteLastSequence { node: NODE, publisher, last, first: 0, since: 10, at: 10 }
+        let start = PublisherStart::new(0, 10);
+        RemoteLastSequence { node: NODE, publisher, last, start, at: 10 }
     }
 
     fn id(serial: u64, slot: u64) -> u64 {
@@ -293,10 +280,12 @@ mod tests {
 
     #[test]
     fn skipped_numbers_of_a_remote_publisher_are_missed() {
-        let known_start = RemoteStart { node: NODE, first: 5, since: 10 };
-        let unreported = RemoteStart { first: 0, ..known_start };
-        let late = RemoteStart { since: 9, ..known_start };
-        let other = RemoteStart { node: [8; 16], ..unreported };
+        let of =
+            |node, first, since| RemoteStart { node, start: PublisherStart::new(first, since) };
+        let known_start = of(NODE, 5, 10);
+        let unreported = of(NODE, 0, 10);
+        let late = of(NODE, 5, 9);
+        let other = of([8; 16], 0, 10);
         let mut loss_tracker = loss_tracker(&[], 0);
         for (start, publisher, sequence, missed) in [
             (known_start, id(1, 0), 8, 3),
@@ -307,11 +296,10 @@ mod tests {
             (unreported, id(1, 1), 7, 2993),
             (late, id(1, 2), 7, 2993),
             (other, id(1, 0), 40, 2993),
-            // Another publisher in the same slot is new.
+            // Another publisher, in a slot that was used before.
+            (of(NODE, 1, 10), id(9, 0), 2, 2994),
             (unreported, id(9, 0), 2, 2994),
-            // The topic was re-created.
-            (unreported, id(1, 0), 1, 2994),
-            (unreported, id(1, 0), 3, 2995),
+            (unreported, id(9, 0), 4, 2995),
         ] {
             loss_tracker.on_inbound(start, publisher, sequence);
             assert_eq!(loss_tracker.missed(), missed, "{start:?} {publisher} {sequence}");
@@ -338,7 +326,7 @@ mod tests {
 
     #[test]
     fn messages_behind_the_last_inbound_are_missed_once() {
-        let start = RemoteStart { node: NODE, first: 0, since: 10 };
+        let start = RemoteStart { node: NODE, start: PublisherStart::new(0, 10) };
         let mut loss_tracker = loss_tracker(&[], 0);
         loss_tracker.on_inbound(start, id(3, 0), 7);
         let last_sequences = [published(id(3, 0), 12)];
@@ -352,11 +340,13 @@ mod tests {
         // The next message is behind it.
         loss_tracker.on_inbound(start, id(3, 0), 14);
         assert_eq!(loss_tracker.missed(), 6);
-        // A late report, or one of a publisher whose slot was reused.
+        // A late report, or one of a publisher whose start is unknown.
         loss_tracker.settle_remote(&[published(id(3, 0), 12), published(id(2, 0), 50)], 2);
         assert_eq!(loss_tracker.missed(), 6);
-        // Another publisher in the slot: all of its messages are for this subscriber.
-        loss_tracker.settle_remote(&[published(id(4, 0), 3)], 3);
+        // All messages of a later publisher are for this subscriber.
+        let later =
+            RemoteLastSequence { start: PublisherStart::new(1, 10), ..published(id(4, 0), 3) };
+        loss_tracker.settle_remote(&[later], 3);
         loss_tracker.on_inbound(start, id(4, 0), 5);
         assert_eq!(loss_tracker.missed(), 10);
     }
@@ -367,10 +357,13 @@ mod tests {
         // The number of its first message is unknown.
         loss_tracker.settle_remote(&[published(id(1, 0), 9)], 1);
         assert_eq!(loss_tracker.missed(), 0);
-        loss_tracker.settle_remote(&[RemoteLastSequence { first: 4, ..published(id(1, 1), 9) }], 2);
+        let reported =
+            RemoteLastSequence { start: PublisherStart::new(4, 10), ..published(id(1, 1), 9) };
+        loss_tracker.settle_remote(&[reported], 2);
         assert_eq!(loss_tracker.missed(), 6);
         // The subscription is later than its first messages.
-        let late = RemoteLastSequence { first: 4, since: 9, ..published(id(1, 2), 9) };
+        let late =
+            RemoteLastSequence { start: PublisherStart::new(4, 9), ..published(id(1, 2), 9) };
         loss_tracker.settle_remote(&[late], 3);
         assert_eq!(loss_tracker.missed(), 6);
     }
@@ -378,25 +371,25 @@ mod tests {
     #[test]
     fn messages_lost_before_the_subscription_are_not_counted() {
         let before = Published { serial: 0, publishers: Vec::new() };
-        let last_sequences = [
-            RemoteLastSequence { first: 1, ..published(id(1, 0), 9) },
-            // Messages were received since.
-            RemoteLastSequence { first: 1, since: 4, at: 9, ..published(id(1, 1), 9) },
-        ];
-        let mut loss_tracker = LossTracker::new(&before, 0, (&last_sequences, 2), 10);
+        let expected = [(id(1, 0), 10), (id(1, 1), 12)];
+        let known = |(publisher, next)| (RemotePublisher::new(NODE, publisher), next);
+        let expected = expected.map(known).to_vec();
+        let other_nodes = RemoteAccounts::new(expected, 2);
+        let mut loss_tracker = LossTracker::new(&before, 0, &other_nodes, 10);
         assert!(!loss_tracker.has_new_last_sequences(2));
+        let start = PublisherStart::new(1, 4);
+        let lasts = [
+            RemoteLastSequence { start, ..published(id(1, 0), 9) },
+            RemoteLastSequence { start, at: 9, ..published(id(1, 1), 9) },
+        ];
         // Each change is checked against all publishers.
-        loss_tracker.settle_remote(&last_sequences, 3);
-        let later = last_sequences.map(|before| RemoteLastSequence {
-            last: before.last + 3,
-            at: 12,
-            ..before
-        });
-        loss_tracker.settle_remote(&later[..1], 4);
-        assert_eq!(loss_tracker.missed(), 3);
-        // Messages 10 and 11 of the other publisher were not covered by a report.
-        loss_tracker.on_inbound(RemoteStart { node: NODE, first: 1, since: 4 }, id(1, 1), 12);
-        loss_tracker.settle_remote(&later, 5);
-        assert_eq!(loss_tracker.missed(), 3);
+        loss_tracker.settle_remote(&lasts, 3);
+        assert_eq!(loss_tracker.missed(), 0);
+        let later =
+            lasts.map(|before| RemoteLastSequence { last: before.last + 3, at: 12, ..before });
+        loss_tracker.settle_remote(&later, 4);
+        assert_eq!(loss_tracker.missed(), 4);
+        loss_tracker.on_inbound(RemoteStart { node: NODE, start }, id(1, 1), 14);
+        assert_eq!(loss_tracker.missed(), 5);
     }
 }

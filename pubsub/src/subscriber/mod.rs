@@ -21,7 +21,7 @@ use crate::settings::Reliability;
 use crate::text;
 use crate::topic::{Entry, LostPublisher, MAX_REMEMBERED_LOSSES, RemoteLastSequence};
 
-pub(crate) use self::loss_tracker::{LossTracker, RemoteStart};
+pub(crate) use self::loss_tracker::{LossTracker, RemoteAccounts, RemoteStart};
 use self::poll_descriptor::{PendingEvents, PollDescriptor};
 use self::stream_reads::DeferredReleases;
 
@@ -201,7 +201,6 @@ impl Subscriber {
         let caller = context.node.caller();
         // Before it subscribes: later changes are checked again.
         let changes = topic.remote_last_sequence_changes();
-        let remote = topic.remote_last_sequences();
         let inbound = topic.inbound().subscribe(&caller).map_err(refused)?;
         let local = match topic.local().subscribe(&caller) {
             Ok(local) => local,
@@ -216,8 +215,9 @@ impl Subscriber {
         topic.join_subscriptions(subscription_ids[0], subscription_ids[1]);
         // All later messages are for this subscriber.
         let drops = topic.drops();
-        let remote = (&*remote, changes);
-        let loss_tracker = LossTracker::new(&topic.published(), drops, remote, inbound.position());
+        let since = inbound.position();
+        let other_nodes = RemoteAccounts::new(topic.expected_of_remote(since), changes);
+        let loss_tracker = LossTracker::new(&topic.published(), drops, &other_nodes, since);
         context.participants_changed();
         let spin = context.node.waiting;
         let max_samples = match topic.settings().reliability {
@@ -265,8 +265,11 @@ impl Subscriber {
     /// everything that was published on this node until [`poll_event`](Self::poll_event) reports
     /// the eviction.
     ///
-    /// Messages of a publisher on another node that are missing before its first received one count
-    /// only if that node has reported since when it retains messages for this one.
+    /// For a publisher on another node counting starts when that node learns that this one subscribes
+    /// to the topic. Messages that are published while the nodes cannot reach each other, or after the
+    /// other node has given up waiting, are missed and count once it is reached again. A later
+    /// subscriber of this node starts where the node has got: what the node misses from then on, it
+    /// misses, too.
     #[must_use]
     pub fn missed(&self) -> u64 {
         let (tracker, local, remote) =

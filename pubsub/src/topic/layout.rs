@@ -10,13 +10,15 @@
 //!  40 publishers lost, local            1680 the last lost, local: 16 of 3 words
 //!  41 and remote                        1728 and remote
 //!  42 evictions                         1776 changes of the remote last sequences
-//!  43 losses sent to other nodes        1784 remote last sequences: 64 slots
-//!  44 loans of each publisher           2296 local queue
-//!  45 messages dropped by publishers         inbound queue
-//!  46 type of its values
+//!  43 losses sent to other nodes        1784 remote last sequences: 256 slots
+//!  44 loans of each publisher           3832 remote accounts: their header
+//!  45 messages dropped by publishers    3840 nodes: 64 of 4 words
+//!  46 type of its values                4096 publishers: 256 of 16 words
+//!                                       8192 local queue
+//!                                            inbound queue
 //! ```
 //!
-//! A slot is 8 words, so that no two share a cache line.
+//! A slot is 8 words, so that no two share a cache line. Words that are never written take no memory.
 
 use std::sync::atomic::Ordering::Release;
 
@@ -71,9 +73,18 @@ pub(super) const REMOTE_LAST_SEQUENCE_CHANGES: usize =
     LAST_LOST + 2 * MAX_REMEMBERED_LOSSES * LOST_WORDS;
 pub(super) const REMOTE_LAST_SEQUENCES: usize = REMOTE_LAST_SEQUENCE_CHANGES + CACHE_LINE_WORDS;
 /// Publishers of other nodes whose last sequence is recorded.
-pub(super) const MAX_REMOTE_LAST_SEQUENCES: usize = 64;
-pub(super) const QUEUES: usize =
+pub(super) const MAX_REMOTE_LAST_SEQUENCES: usize = 256;
+pub(super) const REMOTE_ACCOUNTS: usize =
     REMOTE_LAST_SEQUENCES + MAX_REMOTE_LAST_SEQUENCES * CACHE_LINE_WORDS;
+/// Nodes whose start is recorded, and words of each.
+pub(super) const REMOTE_STARTS: usize = REMOTE_ACCOUNTS + CACHE_LINE_WORDS;
+pub(super) const MAX_REMOTE_STARTS: usize = 64;
+pub(super) const REMOTE_START_WORDS: usize = 4;
+/// Publishers of other nodes with an account, and words of each.
+pub(super) const ACCOUNTS: usize = REMOTE_STARTS + MAX_REMOTE_STARTS * REMOTE_START_WORDS;
+pub(super) const MAX_ACCOUNTS: usize = 256;
+pub(super) const ACCOUNT_WORDS: usize = 2 * CACHE_LINE_WORDS;
+pub(super) const QUEUES: usize = ACCOUNTS + MAX_ACCOUNTS * ACCOUNT_WORDS;
 
 /// Stores values in words that follow each other. The stores count as the caller's: tests kill a
 /// process before and after each store of a listed source.
@@ -86,6 +97,6 @@ pub(super) fn store_all<W: Words>(words: &W, first: usize, all: impl IntoIterato
 }
 
 const _: () =
-    assert!(REMOTE_LAST_SEQUENCE_CHANGES.is_multiple_of(CACHE_LINE_WORDS) && QUEUES == 2296);
+    assert!(REMOTE_LAST_SEQUENCE_CHANGES.is_multiple_of(CACHE_LINE_WORDS) && QUEUES == 8192);
 const _: () = assert!(TYPE + crate::TypeName::WORDS <= PUBLISHERS);
 const _: () = assert!(NAME + crate::settings::MAX_TOPIC_NAME.div_ceil(8) <= PLACE);

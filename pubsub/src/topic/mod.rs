@@ -13,6 +13,7 @@ mod origins;
 mod participants;
 mod publishers;
 mod reclaim;
+mod remote_accounts;
 mod remote_last_sequences;
 mod subscribers;
 #[cfg(test)]
@@ -36,11 +37,12 @@ pub(crate) use self::layout::PUBLISHER_SLOTS;
 pub(crate) use self::losses::LostPublisher;
 pub(crate) use self::origins::{Delivery, OriginId};
 pub(crate) use self::publishers::{Published, PublisherSlot};
+pub(crate) use self::remote_accounts::{PublisherStart, RemotePublisher, TopicStart};
 pub(crate) use self::remote_last_sequences::RemoteLastSequence;
 
 /// Number of last lost publishers that a topic remembers.
 pub(crate) const MAX_REMEMBERED_LOSSES: u64 = layout::MAX_REMEMBERED_LOSSES as u64;
-pub(crate) const LAYOUT: Layout = Layout::new("fabricast topic", 9);
+pub(crate) const LAYOUT: Layout = Layout::new("fabricast topic", 10);
 
 /// A topic in words of any kind of memory.
 #[derive(Debug)]
@@ -54,6 +56,8 @@ pub(crate) struct TopicWords<W> {
     inbound: TopicQueue<W>,
     /// Origins that this process receives from: their slots are not reused.
     tracked_origins: Mutex<Vec<OriginId>>,
+    /// Held while this process writes accounts of publishers on other nodes.
+    accounts_lock: Mutex<()>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

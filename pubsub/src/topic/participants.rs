@@ -72,6 +72,18 @@ impl<W: Words + Clone> TopicWords<W> {
         publishers::slots(self.words()).filter_map(|slot| slot.last()).collect()
     }
 
+    /// The last publishers of free slots that published, each with its last sequence.
+    pub(crate) fn ended_publishers(&self) -> Vec<(u64, u64)> {
+        let free = publishers::slots(self.words()).filter(|slot| slot.participant().is_none());
+        free.filter_map(|slot| slot.last()).filter(|(_, last)| *last > 0).collect()
+    }
+
+    /// The present publishers and the last ones of free slots, each with the sequence that it has
+    /// begun last.
+    pub(super) fn begun_of_all(&self) -> Vec<(u64, u64)> {
+        publishers::slots(self.words()).filter_map(|slot| slot.begun()).collect()
+    }
+
     /// Returns true if all messages before a position were delivered to other nodes, or given up.
     pub(crate) fn is_replicated_until(&self, position: u64) -> bool {
         let is_role = |id: &SubscriptionId| id.participant().is_some_and(Participant::is_role);

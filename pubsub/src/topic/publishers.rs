@@ -162,6 +162,15 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
         (is_idle && word(NUMBER) & !HAS_LEFT == publisher >> 8).then_some((publisher, last))
     }
 
+    /// The present publisher of the slot, with the sequence that it has begun last; otherwise its last
+    /// publisher, with its last sequence.
+    pub(super) fn begun(&self) -> Option<(u64, u64)> {
+        let (publisher, last) = self.last()?;
+        let is_present = self.words.load(self.at(OWNER), Acquire) != 0;
+        let begun = if is_present { self.words.load(self.at(SEQUENCE), Acquire) } else { 0 };
+        Some((publisher, last.max(begun)))
+    }
+
     /// Like [`settled`](Self::settled), also while the publisher is publishing the next message.
     pub(super) fn last(&self) -> Option<(u64, u64)> {
         let word = |which| self.words.load(self.at(which), Acquire);

@@ -15,6 +15,7 @@ use super::layout::{
     CACHE_LINE_WORDS, MAX_REMOTE_LAST_SEQUENCES, REMOTE_LAST_SEQUENCE_CHANGES,
     REMOTE_LAST_SEQUENCES, store_all,
 };
+use super::remote_accounts::{PublisherStart, RemotePublisher};
 use crate::ids::{id_from_words, id_to_words};
 
 /// Grows by two with each change, and is odd during one. 0: the slot is free.
@@ -29,11 +30,8 @@ pub(crate) struct RemoteLastSequence {
     pub(crate) publisher: u64,
     /// The sequence of its last message.
     pub(crate) last: u64,
-    /// The sequence of the first one that was retained for this node; 0 if unknown.
-    pub(crate) first: u64,
-    /// Subscribers from before this inbound position were to receive all messages from the first
-    /// one on.
-    pub(crate) since: u64,
+    /// Where its messages start for this node.
+    pub(crate) start: PublisherStart,
     /// The next inbound position at the time of the record.
     pub(crate) at: u64,
 }
@@ -41,16 +39,17 @@ pub(crate) struct RemoteLastSequence {
 impl RemoteLastSequence {
     fn words(&self) -> [u64; WORDS] {
         let [low, high] = id_to_words(&self.node);
-        [low, high, self.publisher, self.last, self.first, self.since, self.at]
+        let [first, since] = self.start.words();
+        [low, high, self.publisher, self.last, first, since, self.at]
     }
 
     fn from_words([low, high, publisher, last, first, since, at]: [u64; WORDS]) -> Self {
-        Self { node: id_from_words([low, high]), publisher, last, first, since, at }
+        let (node, start) = (id_from_words([low, high]), PublisherStart::new(first, since));
+        Self { node, publisher, last, start, at }
     }
 
-    /// Returns true if both publishers had the same slot of their node, one after the other.
-    fn replaces(&self, other: &Self) -> bool {
-        self.node == other.node && self.publisher & 0xff == other.publisher & 0xff
+    pub(crate) fn of_publisher(&self) -> RemotePublisher {
+        RemotePublisher::new(self.node, self.publisher)
     }
 }
 
@@ -89,7 +88,10 @@ impl<W: Words + Clone> TopicWords<W> {
         let version = |at: usize| words.load(at + VERSION, Acquire);
         let mut same = None;
         for (at, found) in self.remote_last_sequence_slots() {
-            let Some(found) = found.filter(|found| content.replaces(found)) else { continue };
+            let Some(found) = found.filter(|found| found.of_publisher() == content.of_publisher())
+            else {
+                continue;
+            };
             // A service may have died between the slot and the count of changes.
             let is_counted = version(at) / 2 <= self.remote_last_sequence_changes();
             if is_counted && (RemoteLastSequence { at: content.at, ..found }) == *content {

@@ -236,8 +236,7 @@ fn remote_last_sequences_are_recorded_for_each_publisher() {
         node: [publisher as u8; 16],
         publisher,
         last,
-        first: 1,
-        since: 2,
+        start: PublisherStart::new(1, 2),
         at: 3,
     };
     assert!(topic.remote_last_sequences().is_empty());
@@ -247,24 +246,27 @@ fn remote_last_sequences_are_recorded_for_each_publisher() {
         (RemoteLastSequence { at: 4, ..last_sequence(1, 5) }, false),
         (last_sequence(2, 1), true),
         (last_sequence(1, 6), true),
-        // The next publisher in the same slot of its node.
+        // Another publisher of the same node, in the same slot.
         (RemoteLastSequence { publisher: 0x101, ..last_sequence(1, 2) }, true),
     ] {
         assert_eq!(topic.record_remote_last_sequence(&reported), is_new, "{reported:?}");
     }
-    let expected =
-        [RemoteLastSequence { publisher: 0x101, ..last_sequence(1, 2) }, last_sequence(2, 1)];
+    let expected = [
+        last_sequence(1, 6),
+        last_sequence(2, 1),
+        RemoteLastSequence { publisher: 0x101, ..last_sequence(1, 2) },
+    ];
     assert_eq!(
         (topic.remote_last_sequences(), topic.remote_last_sequence_changes()),
         (expected.into(), 4)
     );
     // The oldest ones are replaced.
-    for publisher in 3..=66 {
+    for publisher in 1000..1256 {
         assert!(topic.record_remote_last_sequence(&last_sequence(publisher, 1)));
     }
     let mut found: Vec<_> = topic.remote_last_sequences();
     found.sort_by_key(|it| it.publisher);
-    assert_eq!(found, (3..=66).map(|publisher| last_sequence(publisher, 1)).collect::<Vec<_>>());
+    assert_eq!(found, (1000..1256).map(|it| last_sequence(it, 1)).collect::<Vec<_>>());
 }
 
 #[test]

@@ -16,7 +16,7 @@ use super::publishers::{self, PublisherSlot};
 use super::subscribers::{self, SubscriberSlot};
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
-use crate::ids::bytes_to_words;
+use crate::ids::{bytes_to_words, serials_before};
 use crate::pool::{Direction, OWNED_BY_STREAMS, PoolControl};
 use crate::settings::{MAX_TOPIC_NAME, Reliability, SharedLocation, SharedSettings, TopicSettings};
 use crate::type_name::TypeName;
@@ -77,6 +77,7 @@ impl<W: Words + Clone> TopicWords<W> {
             (layout::LOANS, u64::from(settings.loans)),
             (layout::RELEASE, settings.release_microseconds),
             (layout::NUMBER, u64::from(number)),
+            (layout::SERIAL, serials_before(number)),
             (layout::PLACE, place),
         ] {
             words.store(at, word, Release);
@@ -133,8 +134,17 @@ impl<W: Words + Clone> TopicWords<W> {
         let owner = Owner::other(number).ok_or_else(|| malformed("topic number out of range"))?;
         let [local, inbound] = Self::queues(&words, &settings)?
             .map(|part| TopicQueue::attach(part).during("open topic").on(&name));
-        let (local, inbound, tracked_origins) = (local?, inbound?, Mutex::default());
-        Ok(Self { words, number, name, settings, owner, local, inbound, tracked_origins })
+        Ok(Self {
+            words,
+            number,
+            name,
+            settings,
+            owner,
+            local: local?,
+            inbound: inbound?,
+            tracked_origins: Mutex::default(),
+            accounts_lock: Mutex::default(),
+        })
     }
 
     pub(crate) fn name(&self) -> &str {

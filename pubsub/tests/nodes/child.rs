@@ -68,6 +68,12 @@ fn enter(args: &[&str]) {
             publish(&publisher, 0..count(number));
             wait_for_end_of_input();
         }
+        ["publishes-without-subscribers", topic, number] => {
+            let node = join_served();
+            let publisher = node.topic(topic, &settings()).unwrap().publisher().unwrap();
+            publish(&publisher, 0..count(number));
+            wait_for_end_of_input();
+        }
         ["publishes-and-hangs", topic] => publish_and_hang(&join_served(), topic),
         ["reads", topic, number] => read(&join_served(), topic, count(number)),
         _ => panic!("unknown role {args:?}"),

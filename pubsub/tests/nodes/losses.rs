@@ -159,6 +159,54 @@ fn reader_on_a_given_up_node_counts_missed_messages() {
     assert_eq!(reader.poll_event(), None);
 }
 
+/// Publishers start, end and are killed, and the topic is removed and created again, while the other
+/// node cannot be reached; it subscribed before.
+#[test]
+fn messages_of_publishers_that_come_and_go_in_an_outage_are_counted() {
+    for has_topic_before in [false, true] {
+        let (test_dirs, addresses) = ([TestDir::new(), TestDir::new()], [address(), address()]);
+        let lost_after = Duration::from_secs(1);
+        let network = NetworkOptions { lost_after, ..network(addresses[0], &[addresses[1]]) };
+        let node = join(test_dirs[0].path(), network);
+        let role = format!("serves {} {}", addresses[1], addresses[0]);
+        let service = ChildProcess::start(&role, test_dirs[1].path());
+        let reading = test_dirs[1].join_served();
+        let mut reader = reading.topic("numbers", &settings()).unwrap().subscriber().unwrap();
+        let has = |expected: fn(&Row) -> bool| node.report().unwrap().iter().any(expected);
+        until("the subscription to be known", || {
+            has(|row| matches!(row, Row::RemoteTopic { subscribes: true, .. }))
+        });
+        if has_topic_before {
+            let publisher = node.topic("numbers", &settings()).unwrap().publisher().unwrap();
+            until_replicated(&node, "numbers");
+            publish(&publisher, 0..3);
+            (0..3).for_each(|number| assert_eq!(number_of(&reader.pull(TIMEOUT).unwrap()), number));
+        }
+        service.stop();
+        until("the node to be lost", || {
+            has(|row| matches!(row, Row::Peer { is_connected: false, .. }))
+        });
+        let topic = node.topic("numbers", &settings()).unwrap();
+        publish(&topic.publisher().unwrap(), 0..100);
+        drop(topic);
+        until("the topic to be removed", || !has(|row| matches!(row, Row::Topic { .. })));
+        let role = "publishes-without-subscribers numbers 50";
+        let mut killed = ChildProcess::start(role, test_dirs[0].path());
+        until("50 messages", || has(|row| matches!(row, Row::Publisher { messages: 50, .. })));
+        killed.kill();
+        until("the topic to be removed", || !has(|row| matches!(row, Row::Topic { .. })));
+        service.resume();
+        // Its end is told, though nothing follows.
+        let missed = read_or_miss(&mut reader, 150);
+        assert_eq!((missed, reader.missed()), (0, 150));
+        let publisher = node.topic("numbers", &settings()).unwrap().publisher().unwrap();
+        until_replicated(&node, "numbers");
+        publish(&publisher, 0..10);
+        (0..10).for_each(|number| assert_eq!(number_of(&reader.pull(TIMEOUT).unwrap()), number));
+        assert_eq!(reader.missed(), 150);
+    }
+}
+
 /// Reads until `count` messages are read or missed, and returns the number of those read.
 fn read_or_miss(reader: &mut Subscriber, count: u64) -> u64 {
     let mut read = 0;

@@ -31,7 +31,7 @@ impl Interest {
         settings: &TopicSettings,
     ) -> Result<Self> {
         let settings = SharedSettings::of(settings)?;
-        Ok(Self { topic: topic.into(), publishes, subscribes, settings })
+        Ok(Self { topic: topic.into(), publishes, subscribes, settings, subscription: 0 })
     }
 }
 

@@ -258,6 +258,7 @@ mod tests {
             publishes,
             subscribes,
             settings: SharedSettings::of_depth(depth),
+            subscription: 0,
         }
     }
 

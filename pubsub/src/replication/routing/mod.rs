@@ -16,14 +16,18 @@ use self::plan::RoutingPlan;
 use self::reconcile::TopicReplication;
 use self::work_queue::ReconcileQueue;
 use crate::ids::NodeId;
+use crate::node_segment::NodeSegment;
 use crate::peers::{Interest, InterestChange};
 use crate::replication::remote_nodes::seen_nodes::SeenNodes;
+use crate::replication::source::last_sequences::LastSequences;
+use crate::replication::source::start_sequences::StartSequences;
 use crate::replication::{
     Command, ControlMessage, LocalTopic, POLL_INTERVAL, Provider, PublishListener, RemoteNodes,
     ServiceContext, Side, WorkerEvent, WorkerPool, key, number,
 };
 use crate::report::Row;
 use crate::settings::SharedSettings;
+use crate::topic::Topic;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProviderMismatch {
@@ -50,6 +54,13 @@ impl fmt::Display for ProviderMismatch {
         write!(f, "no messages can be exchanged: its provider is {remote}, ")?;
         write!(f, "the provider of this node is {local}; choose one for both")
     }
+}
+
+/// The last sequences of publishers of this name whose topic was removed.
+pub(super) fn ended_publishers(node_segment: &NodeSegment, name: &str) -> Vec<ControlMessage> {
+    let last = LastSequences::of(&node_segment.ended_publishers(name)).collect::<Vec<_>>();
+    let message = |last| ControlMessage::LastSequences { topic: name.to_owned(), last };
+    last.into_iter().map(message).collect()
 }
 
 pub(crate) struct Routing {
@@ -119,6 +130,7 @@ impl Routing {
             publishes: local.publishes,
             subscribes: local.subscribes,
             settings: *local.topic.settings(),
+            subscription: local.topic.subscription(),
         });
         let interests = interests.filter(|it| it.publishes || it.subscribes).collect();
         let present: BTreeSet<_> = topics.values().map(|local| local.topic.number()).collect();
@@ -162,12 +174,16 @@ impl Routing {
         self.replicated_topics.values_mut().for_each(|replicated| replicated.node_lost(node));
     }
 
+    /// A node has other interests. New subscriptions are answered with what was published before,
+    /// and with the end of publishers whose topics were removed.
     pub(super) fn interests_changed(
         &mut self,
         now: Instant,
         node: NodeId,
         changes: Vec<InterestChange>,
+        remote_nodes: &RemoteNodes,
     ) {
+        let (mut starts, mut ended) = (Vec::new(), Vec::new());
         // A refused topic may be accepted now.
         self.reconcile_queue.enqueue_all(self.plan.unsendable_to(node));
         for change in changes {
@@ -178,6 +194,17 @@ impl Routing {
             self.reconcile_queue.enqueue_all(self.names.get(name).copied());
             match change {
                 InterestChange::Set(it) => {
+                    if it.subscribes {
+                        let node_segment = &self.service_context.node_segment;
+                        let local = self.topic_named(&it.topic).map(|local| &*local.topic);
+                        starts.push(StartSequences::answer(
+                            node_segment,
+                            local,
+                            &it.topic,
+                            it.subscription,
+                        ));
+                        ended.extend(ended_publishers(node_segment, &it.topic));
+                    }
                     let settings = it.subscribes.then_some(it.settings);
                     self.plan.set_subscription(node, &it.topic, settings);
                     self.incompatible_topics.set_interest(node, it);
@@ -190,6 +217,18 @@ impl Routing {
         }
         if self.plan.interests_received(now, node) {
             self.reconcile_queue.enqueue_all(self.plan.topics_of(node));
+        }
+        for starts in StartSequences::into_messages(starts) {
+            remote_nodes.send(node, &ControlMessage::StartSequences(starts));
+        }
+        ended.iter().for_each(|message| remote_nodes.send(node, message));
+    }
+
+    /// Tells all nodes that subscribe to a removed topic how much was published there.
+    fn tell_end_of(&self, topic: &Topic, remote_nodes: &RemoteNodes) {
+        let messages = ended_publishers(&self.service_context.node_segment, topic.name());
+        for node in self.plan.subscribers_of(topic.name(), topic.settings()) {
+            messages.iter().for_each(|message| remote_nodes.send(node, message));
         }
     }
 

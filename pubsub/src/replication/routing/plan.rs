@@ -83,12 +83,21 @@ struct RemoteNode {
     subscribes: BTreeMap<String, SharedSettings>,
 }
 
+#[derive(Debug)]
+struct DepartedNode {
+    since: Instant,
+    subscribes: BTreeMap<String, SharedSettings>,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct RoutingPlan {
     grace: Duration,
     /// True if anything can be sent; while not, all nodes count as disconnected.
     can_send: bool,
     nodes: BTreeMap<NodeId, RemoteNode>,
+    /// Nodes that disconnected, and have not sent their interests since: they count as subscribed
+    /// for the grace period.
+    departed: BTreeMap<NodeId, DepartedNode>,
     topics: BTreeMap<u32, BTreeMap<NodeId, Destination>>,
     /// Topics that cannot be sent to a node; a retry would fail, too.
     unsendable: BTreeSet<(u32, NodeId)>,
@@ -129,7 +138,14 @@ impl RoutingPlan {
     }
 
     pub(super) fn node_vanished(&mut self, now: Instant, node: NodeId) {
-        self.nodes.remove(&node);
+        self.departed.retain(|_, departed| now < departed.since + self.grace);
+        if let Some(remote) = self.nodes.remove(&node)
+            && remote.interests_at.is_some()
+            && !remote.is_incompatible
+        {
+            let departed = DepartedNode { since: now, subscribes: remote.subscribes };
+            self.departed.insert(node, departed);
+        }
         let longest = self.grace + INTERESTS_TIMEOUT;
         let grace = self.grace;
         let of_node = self.topics.values_mut().filter_map(|nodes| nodes.get_mut(&node));
@@ -146,6 +162,7 @@ impl RoutingPlan {
 
     /// A node has sent its interests. True if they are its first.
     pub(super) fn interests_received(&mut self, now: Instant, node: NodeId) -> bool {
+        self.departed.remove(&node);
         let remote = self.nodes.get_mut(&node);
         remote.is_some_and(|remote| {
             remote.interests_at.replace(remote.interests_at.unwrap_or(now)).is_none()
@@ -157,6 +174,19 @@ impl RoutingPlan {
         if let Some(remote) = self.nodes.get_mut(&node) {
             remote.is_incompatible = is_incompatible;
         }
+    }
+
+    /// The connected nodes that subscribe to a topic with these settings.
+    pub(super) fn subscribers_of(
+        &self,
+        name: &str,
+        ours: &SharedSettings,
+    ) -> impl Iterator<Item = NodeId> {
+        let wants = |remote: &RemoteNode| {
+            remote.subscribes.get(name).is_some_and(|theirs| are_compatible(ours, theirs))
+        };
+        let nodes = self.nodes.iter().filter(move |(_, remote)| wants(remote));
+        nodes.map(|(node, _)| *node)
     }
 
     /// The topics that a node is a destination of.
@@ -255,10 +285,13 @@ impl RoutingPlan {
         let (grace, can_send) = (self.grace, self.can_send);
         let (unsendable, suspended, remotes) = (&self.unsendable, &self.suspended, &self.nodes);
         let connected = |node: &NodeId| remotes.get(node).filter(|_| can_send);
-        let wants = |node: &NodeId| {
+        let is_excluded = |node: &NodeId| {
             let is_suspended =
                 suspended.get(&(number, *node)).is_some_and(|backoff| !backoff.is_over(now));
-            if is_suspended || unsendable.contains(&(number, *node)) {
+            is_suspended || unsendable.contains(&(number, *node))
+        };
+        let wants = |node: &NodeId| {
+            if is_excluded(node) {
                 return false;
             }
             connected(node)
@@ -273,6 +306,15 @@ impl RoutingPlan {
             nodes.entry(*node).or_insert_with(|| {
                 destination(DestinationState::WaitingForReturn { since: now, until: now + grace })
             });
+        }
+        // The topic may have been created while they were away.
+        for (node, departed) in self.departed.iter().filter(|(node, _)| !is_excluded(node)) {
+            let until = departed.since + grace;
+            let subscribed = departed.subscribes.get(name);
+            if now < until && subscribed.is_some_and(|it| are_compatible(&local.settings, it)) {
+                let state = DestinationState::WaitingForReturn { since: departed.since, until };
+                nodes.entry(*node).or_insert_with(|| destination(state));
+            }
         }
         for node in remotes.keys().filter(|node| wants(node)) {
             nodes.entry(*node).or_insert_with(|| destination(DestinationState::Idle));
@@ -418,6 +460,38 @@ mod tests {
         plan.update(now + GRACE, "numbers", &local(true, &[NODE]));
         assert_eq!(destination_state(&plan), waiting(now + GRACE, now + 2 * GRACE));
         plan.update(now + 2 * GRACE, "numbers", &local(true, &[NODE]));
+        assert_eq!(destination_state(&plan), None);
+    }
+
+    #[test]
+    fn topic_that_is_created_while_a_subscriber_is_away_waits_for_it() {
+        let (now, mut plan) = (Instant::now(), RoutingPlan::new(GRACE));
+        subscribe(now, &mut plan);
+        plan.node_vanished(now, NODE);
+        let created = now + GRACE / 2;
+        plan.update(created, "images", &local(true, &[]));
+        assert_eq!(destination_state(&plan), None);
+        plan.update(created, "numbers", &local(true, &[]));
+        assert_eq!(destination_state(&plan), waiting(now, now + GRACE));
+        plan.forget(7);
+        // It has appeared, but not sent its interests yet.
+        plan.node_appeared(created, NODE);
+        plan.update(created, "numbers", &local(true, &[]));
+        assert!(matches!(
+            destination_state(&plan),
+            Some(DestinationState::WaitingForReturn { .. })
+        ));
+        plan.forget(7);
+        plan.interests_received(created, NODE);
+        plan.update(created, "numbers", &local(true, &[]));
+        assert_eq!(destination_state(&plan), None, "it does not subscribe any more");
+        plan.node_vanished(created, NODE);
+        plan.update(created, "numbers", &local(true, &[]));
+        assert_eq!(destination_state(&plan), None);
+        // After the grace period the messages are only counted.
+        subscribe(created, &mut plan);
+        plan.node_vanished(created, NODE);
+        plan.update(created + GRACE, "numbers", &local(true, &[]));
         assert_eq!(destination_state(&plan), None);
     }
 

@@ -20,11 +20,10 @@ use crate::replication::routing::Routing;
 use crate::replication::routing::incompatible_topics::LocalUse;
 use crate::replication::routing::plan::{DestinationState, RoutedTopic, RoutingPlan};
 use crate::replication::source::reported_sequences::ReportedSequences;
-use crate::replication::source::start_sequences::StartSequences;
 use crate::replication::source::{DeliveredPositions, TopicSource, lost_publishers};
 use crate::replication::{
-    Command, ControlMessage, LocalTopic, POLL_INTERVAL, RemoteNodes, RetrySchedule, ServiceContext,
-    TopicOptions, TopicParameters, WorkerPool, key,
+    Command, LocalTopic, POLL_INTERVAL, RemoteNodes, RetrySchedule, ServiceContext, TopicOptions,
+    TopicParameters, WorkerPool, key,
 };
 use crate::settings::{Reliability, SharedLocation};
 use crate::topic::Topic;
@@ -72,8 +71,6 @@ struct Replicating {
     source: Weak<AtomicBool>,
     /// The destinations that the worker knows, and whether it has to connect to them.
     announced: BTreeMap<NodeId, bool>,
-    /// Sequences published before anything was retained.
-    start_sequences: StartSequences,
 }
 
 impl Replicating {
@@ -88,13 +85,10 @@ impl Replicating {
         &mut self,
         topic: &Topic,
         wanted: &BTreeMap<NodeId, DestinationState>,
-        remote_nodes: &RemoteNodes,
         worker_pool: &WorkerPool,
     ) -> bool {
-        let (name, key) = (topic.name(), key(topic.number()));
+        let key = key(topic.number());
         let is_reliable = topic.settings().reliability == Reliability::Reliable;
-        // Start sequences of destinations added in this pass.
-        let mut start_sequences = self.announced.is_empty().then(|| self.start_sequences.clone());
         // An idle destination costs nothing yet. Once any message is sent, all destinations have to
         // be known.
         let is_open = self.gate.load(Ordering::Acquire) || !is_reliable;
@@ -106,13 +100,6 @@ impl Replicating {
                 Some(is_connected) => connects && !is_connected,
             };
             if is_new {
-                if !self.announced.contains_key(node) {
-                    let start_sequences =
-                        start_sequences.get_or_insert_with(|| StartSequences::of(topic)).clone();
-                    let topic = name.to_owned();
-                    remote_nodes
-                        .send(*node, &ControlMessage::StartSequences { topic, start_sequences });
-                }
                 worker_pool.send(topic.number(), Command::AddDestination(key, *node));
                 has_new = true;
                 self.announced.insert(*node, connects);
@@ -427,10 +414,11 @@ impl Routing {
             return;
         }
         replicated.record_destinations(&wanted);
-        while self.reconcile_step(now, &mut replicated, &wanted, remote_nodes, worker_pool) {}
+        while self.reconcile_step(now, &mut replicated, &wanted, worker_pool) {}
         replicated.send_last_sequences(Vec::new(), &self.plan, remote_nodes);
         if replicated.is_gone && matches!(replicated.state, State::Idle) {
             remote_nodes.seen_nodes().forget_topic(number);
+            self.tell_end_of(&topic, remote_nodes);
             return self.reconcile_queue.forget(number);
         }
         let deadline = replicated.deadline(now, POLL_INTERVAL);
@@ -445,7 +433,6 @@ impl Routing {
         now: Instant,
         replicated: &mut TopicReplication,
         wanted: &BTreeMap<NodeId, DestinationState>,
-        remote_nodes: &RemoteNodes,
         worker_pool: &mut WorkerPool,
     ) -> bool {
         let topic = &replicated.local_topic.topic;
@@ -460,7 +447,7 @@ impl Routing {
                 replicated.stop_source(false)
             }
             State::Replicating(replication) => {
-                if replication.update_destinations(topic, wanted, remote_nodes, worker_pool) {
+                if replication.update_destinations(topic, wanted, worker_pool) {
                     self.publish_listener.announce_again(topic.number());
                 }
                 false
@@ -517,8 +504,6 @@ impl Routing {
         let (topic, gate) = (&replicated.local_topic.topic, Arc::new(AtomicBool::new(false)));
         let settings = topic.settings();
         let is_reliable = settings.reliability == Reliability::Reliable;
-        // Read before anything is retained: messages published in between are missed.
-        let start_sequences = StartSequences::of(topic);
         // The source holds the only strong reference.
         let alive = Arc::new(AtomicBool::new(true));
         let source = Arc::downgrade(&alive);
@@ -545,8 +530,7 @@ impl Routing {
                 topic.set_replicated(true);
                 self.publish_listener.listen(topic, announcer);
                 let announced = BTreeMap::new();
-                replicated.state =
-                    State::Replicating(Replicating { gate, source, announced, start_sequences });
+                replicated.state = State::Replicating(Replicating { gate, source, announced });
                 (replicated.is_given_up, replicated.has_logged_failure) = (false, false);
                 true
             }

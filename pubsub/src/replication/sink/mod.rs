@@ -13,11 +13,10 @@ use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{DeliveryPath, Pool, SampleInfo, Stage};
 use crate::replication::source::payload_location;
-use crate::replication::source::start_sequences::ReplicationStart;
 use crate::replication::{FinishOutcome, MessageHeader, PayloadLocation, Sink, StageDurations};
 use crate::settings::{Reliability, SharedLocation};
 use crate::text::counted;
-use crate::topic::{Delivery, Entry, OriginId, Topic};
+use crate::topic::{Delivery, Entry, OriginId, RemotePublisher, Topic};
 
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -70,7 +69,8 @@ pub(super) struct TopicSink {
     origin: OriginId,
     /// Blocks of messages that began, with their offsets in the pool.
     begun: VecDeque<(Block, u64)>,
-    start: ReplicationStart,
+    /// Slot of the account of the last message's publisher.
+    account: usize,
     /// Tells the service whether a message waits for capacity: then a subscriber that holds samples
     /// too long blocks it.
     room_wait: Arc<RoomWait>,
@@ -108,7 +108,6 @@ impl TopicSink {
         service_context: &Arc<ServiceContext>,
         (topic, pool): (&Arc<Topic>, &Arc<Pool>),
         origin: OriginId,
-        start: ReplicationStart,
         room_wait: &Arc<RoomWait>,
         alive: Arc<()>,
     ) -> Self {
@@ -119,7 +118,7 @@ impl TopicSink {
             pool: Arc::clone(pool),
             origin,
             begun: VecDeque::new(),
-            start,
+            account: 0,
             room_wait: Arc::clone(room_wait),
             last_reported: None,
             has_repaired_arrivals: false,
@@ -186,8 +185,6 @@ impl Sink for TopicSink {
         };
         let sample_info = self.pool.control().sample_info(block);
         sample_info.set_origin(&self.origin.node);
-        let (first, since) = self.start.first_of(header.publisher);
-        sample_info.set_beginning(first, since);
         sample_info.set_path(match self.pool.id().place {
             SharedLocation::Host => DeliveryPath::Ring,
             SharedLocation::Device(_) => DeliveryPath::StagedRing,
@@ -221,6 +218,12 @@ impl Sink for TopicSink {
             has_origin: true,
             sync_point: None,
         };
+        // First: a subscriber that is created after the delivery does not expect the message.
+        let publisher = RemotePublisher::new(self.origin.node, header.publisher);
+        let position = self.topic.inbound().position();
+        let start =
+            self.topic.note_arrival(&mut self.account, publisher, header.sequence, position);
+        sample_info.set_start(start.words());
         let caller = self.service_context.caller();
         let origin = (&self.origin, header.position);
         // The first delivery repairs arrivals that a dead writer left, as its cleanup does.
@@ -231,7 +234,10 @@ impl Sink for TopicSink {
         self.has_repaired_arrivals |= delivered.is_ok();
         match delivered {
             Ok(Delivery::Delivered(_)) => {}
-            Ok(Delivery::NoSubscribers | Delivery::Duplicate) => self.free(block),
+            Ok(Delivery::NoSubscribers | Delivery::Duplicate) => {
+                self.topic.note_passed(&mut self.account, publisher, header.sequence);
+                self.free(block);
+            }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 if self.topic.settings().reliability == Reliability::Reliable {
                     self.wait_for_room();
@@ -243,6 +249,7 @@ impl Sink for TopicSink {
                     Err(error) if is_lock_busy(&error) => return Ok(FinishOutcome::Retry),
                     skipped => skipped?,
                 }
+                self.topic.note_passed(&mut self.account, publisher, header.sequence);
                 self.free(block);
                 if !self.topic.inbound().has_room() {
                     // Subscribers hold the maximum of messages, and may do so for a while.

@@ -9,10 +9,9 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::NodeId;
-use crate::replication::source::start_sequences::ReplicationStart;
-use crate::topic::{PUBLISHER_SLOTS, RemoteLastSequence, Topic};
+use crate::topic::{PUBLISHER_SLOTS, RemoteLastSequence, RemotePublisher, Topic};
 
-/// Number of publishers that a topic of a node can have.
+/// Number of publishers in one message.
 pub(crate) const MAX_PUBLISHERS: usize = PUBLISHER_SLOTS;
 
 /// Publishers, each with its last sequence.
@@ -20,14 +19,14 @@ pub(super) type PublisherSequences = Vec<(u64, u64)>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LastSequences {
-    /// The topic's number at its node.
-    pub(crate) topic: u64,
     publishers: PublisherSequences,
 }
 
 impl LastSequences {
-    pub(super) fn new(topic: &Topic, publishers: PublisherSequences) -> Self {
-        Self { topic: u64::from(topic.number()), publishers }
+    /// All of these, in as few messages as possible.
+    pub(crate) fn of(publishers: &[(u64, u64)]) -> impl Iterator<Item = Self> {
+        let some = publishers.chunks(MAX_PUBLISHERS);
+        some.map(|publishers| Self { publishers: publishers.to_vec() })
     }
 
     pub(crate) fn validation_error(&self) -> Option<&'static str> {
@@ -35,13 +34,13 @@ impl LastSequences {
         (!is_valid).then_some("last sequences: none, or too many")
     }
 
-    /// Records the last sequences of another node, given where its messages start for this node.
-    pub(crate) fn record(self, node: NodeId, topic: &Topic, start: Option<&ReplicationStart>) {
-        let at = topic.inbound().position();
-        let mut is_new = false;
+    /// Records the last sequences of another node.
+    pub(crate) fn record(self, node: NodeId, topic: &Topic) {
+        let (mut is_new, mut slot) = (false, 0);
         for (publisher, last) in self.publishers {
-            let (first, since) = start.map_or((0, 0), |start| start.first_of(publisher));
-            let reported = RemoteLastSequence { node: node.0, publisher, last, first, since, at };
+            let start = topic.note_passed(&mut slot, RemotePublisher::new(node.0, publisher), last);
+            let at = topic.inbound().position();
+            let reported = RemoteLastSequence { node: node.0, publisher, last, start, at };
             is_new |= topic.record_remote_last_sequence(&reported);
         }
         if is_new {
@@ -101,7 +100,11 @@ impl IdlePublishers {
 
 #[cfg(test)]
 impl LastSequences {
+    pub(crate) fn publishers(&self) -> &[(u64, u64)] {
+        &self.publishers
+    }
+
     pub(crate) fn at(publishers: Vec<(u64, u64)>) -> Self {
-        Self { topic: 3, publishers }
+        Self { publishers }
     }
 }

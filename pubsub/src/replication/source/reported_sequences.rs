@@ -46,9 +46,10 @@ impl ReportedSequences {
         let planned = plan.destinations(topic.number()).map(|(node, _)| node);
         let connected = planned.filter(|node| remote_nodes.is_connected(*node));
         for (node, publishers) in self.updates(changes, connected) {
-            let last = LastSequences::new(topic, publishers);
-            let message = ControlMessage::LastSequences { topic: topic.name().to_owned(), last };
-            remote_nodes.send(node, &message);
+            for last in LastSequences::of(&publishers) {
+                let topic = topic.name().to_owned();
+                remote_nodes.send(node, &ControlMessage::LastSequences { topic, last });
+            }
         }
     }
 }

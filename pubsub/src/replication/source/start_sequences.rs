@@ -1,72 +1,92 @@
-//! Start sequences: for each publisher the first sequence number that a newly matched node is to
-//! get, sent before the first message.
+//! Start sequences: for each publisher the last sequence number when its node learned that another
+//! node subscribes. The next message counts for that node, and all messages of later publishers.
 //!
-//! The first received message of a publisher need not be the first one sent, and no earlier message
-//! makes the gap visible. So a node that begins to retain messages for another one reports what was
-//! published before: the next message of each known publisher is for that node, and so are all
-//! messages of later publishers.
+//! A node sends them for each subscription that another node reports, again in each session, also
+//! for topics that it does not have. The receiver keeps the first ones for its subscription: so
+//! messages count that were published while the two could not reach each other.
 
 use serde::{Deserialize, Serialize};
 
-use crate::topic::{Published, Topic};
+use crate::ids::NodeId;
+use crate::node_segment::NodeSegment;
+use crate::topic::{PUBLISHER_SLOTS, Topic, TopicStart};
 
-/// Number of publishers that a topic of a node can have.
-pub(crate) const MAX_PUBLISHERS: usize = 256;
-/// Sequence number of a publisher's first message.
-const FIRST: u64 = 1;
+/// Topics in one message, and publishers of all of them.
+pub(crate) const MAX_TOPICS: usize = 32;
+pub(crate) const MAX_PUBLISHERS: usize = 4 * PUBLISHER_SLOTS;
 
-/// State of a topic's publishers.
+/// The start sequences of a topic, for a subscription of another node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StartSequences {
-    /// The topic's number at its node.
-    pub(crate) topic: u64,
-    /// Number of publishers that it ever had.
-    serial: u64,
-    /// The topic's publishers, each with its last sequence.
-    publishers: Vec<(u64, u64)>,
+    topic: String,
+    /// The subscription, as the other node named it.
+    subscription: u64,
+    start: TopicStart,
 }
 
 impl StartSequences {
-    pub(crate) fn validation_error(&self) -> Option<&'static str> {
-        (self.publishers.len() > MAX_PUBLISHERS).then_some("too many publishers")
+    /// Answers a subscription of another node to the topic of this name.
+    pub(crate) fn answer(
+        node_segment: &NodeSegment,
+        topic: Option<&Topic>,
+        name: &str,
+        subscription: u64,
+    ) -> Self {
+        let no_topic = || TopicStart::new(node_segment.serials_of_past_topics(), Vec::new());
+        let start = topic.map_or_else(no_topic, |topic| topic.start());
+        Self { topic: name.to_owned(), subscription, start }
     }
 
-    /// The current state of a topic.
-    pub(crate) fn of(topic: &Topic) -> Self {
-        let Published { serial, publishers } = topic.published();
-        Self { topic: u64::from(topic.number()), serial, publishers }
+    pub(crate) fn topic(&self) -> &str {
+        &self.topic
     }
 
-    /// The first sequence of a publisher that counts, if known.
-    pub(crate) fn first_of(&self, publisher: u64) -> Option<u64> {
-        let known = self.publishers.iter().find(|(id, _)| *id == publisher);
-        match known {
-            Some((_, last)) => Some(last.saturating_add(1)),
-            // A later publisher.
-            None => (Published::serial_of(publisher) > self.serial).then_some(FIRST),
+    /// Begins the accounts of a node's publishers, unless this answers an earlier subscription.
+    pub(crate) fn begin(&self, node: NodeId, topic: &Topic) {
+        if topic.subscription() == self.subscription {
+            topic.begin_accounts(&node.0, &self.start);
         }
     }
-}
 
-/// Where the messages of a node's topic start for this node.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct ReplicationStart {
-    /// If the node has sent them.
-    start_sequences: Option<StartSequences>,
-    /// The position of the next arrival when receiving began.
-    since: u64,
-}
-
-impl ReplicationStart {
-    pub(crate) fn new(start_sequences: Option<StartSequences>, since: u64) -> Self {
-        Self { start_sequences, since }
+    fn publishers(&self) -> usize {
+        self.start.publishers().len()
     }
 
-    /// The sequence of a publisher's first message for this node, 0 if unknown. It holds for
-    /// subscribers that subscribed at or before the returned position of arrivals.
-    pub(crate) fn first_of(&self, publisher: u64) -> (u64, u64) {
-        let first = self.start_sequences.as_ref().and_then(|start| start.first_of(publisher));
-        (first.unwrap_or(0), self.since)
+    pub(crate) fn validation_error(all: &[Self]) -> Option<&'static str> {
+        let publishers: usize = all.iter().map(Self::publishers).sum();
+        let is_valid = (1..=MAX_TOPICS).contains(&all.len()) && publishers <= MAX_PUBLISHERS;
+        (!is_valid).then_some("start sequences: none, or too many")
+    }
+
+    /// Distributes them over messages.
+    pub(crate) fn into_messages(all: Vec<Self>) -> Vec<Vec<Self>> {
+        let mut messages: Vec<Vec<Self>> = Vec::new();
+        for one in all {
+            let fits = |message: &Vec<Self>| {
+                let publishers: usize = message.iter().map(Self::publishers).sum();
+                message.len() < MAX_TOPICS && publishers + one.publishers() <= MAX_PUBLISHERS
+            };
+            match messages.last_mut().filter(|message| fits(message)) {
+                Some(message) => message.push(one),
+                None => messages.push(vec![one]),
+            }
+        }
+        messages
+    }
+}
+
+#[cfg(test)]
+impl StartSequences {
+    pub(crate) fn at(topic: &str, start: TopicStart) -> Self {
+        Self { topic: topic.to_owned(), subscription: u64::MAX, start }
+    }
+
+    pub(crate) fn answers(&self, subscription: u64) -> bool {
+        self.subscription == subscription
+    }
+
+    pub(crate) fn start(&self) -> &TopicStart {
+        &self.start
     }
 }
 
@@ -74,22 +94,20 @@ impl ReplicationStart {
 mod tests {
     use super::*;
 
-    impl StartSequences {
-        pub(crate) fn at(serial: u64, publishers: Vec<(u64, u64)>) -> Self {
-            Self { topic: 3, serial, publishers }
-        }
-    }
-
-    fn start_sequences(publishers: Vec<(u64, u64)>) -> StartSequences {
-        StartSequences::at(4, publishers)
-    }
-
     #[test]
-    fn next_message_counts_and_all_of_later_publishers() {
-        let start_sequences = start_sequences(vec![(2 << 8, 9), (4 << 8 | 1, 0)]);
-        let first = |serial: u64, index: u64| start_sequences.first_of(serial << 8 | index);
-        assert_eq!((first(2, 0), first(4, 1)), (Some(10), Some(1)));
-        // A publisher that had closed, and a later one at its index.
-        assert_eq!((first(3, 2), first(5, 2)), (None, Some(1)));
+    fn start_sequences_are_distributed_over_valid_messages() {
+        let of = |publishers: usize| StartSequences {
+            topic: "numbers".to_owned(),
+            subscription: 7,
+            start: TopicStart::new(3, vec![(1 << 8, 2); publishers]),
+        };
+        let all: Vec<_> = [vec![of(PUBLISHER_SLOTS); 9], vec![of(0); 70]].concat();
+        let messages = StartSequences::into_messages(all.clone());
+        assert_eq!(messages.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 32, 32, 7]);
+        assert!(messages.iter().all(|it| StartSequences::validation_error(it).is_none()));
+        assert_eq!(messages.concat(), all);
+        for wrong in [vec![], vec![of(0); MAX_TOPICS + 1], vec![of(PUBLISHER_SLOTS); 5]] {
+            assert!(StartSequences::validation_error(&wrong).is_some());
+        }
     }
 }

@@ -305,6 +305,8 @@ impl Service {
                 match self.broker.open(member, &name, settings.or(remote_settings), origin, number)
                 {
                     Ok(number) => {
+                        // Before another node is told that there is none.
+                        self.replication.mark_changed(is_new);
                         match (remote_settings, settings) {
                             (Some(remote_settings), _) => tracing::info!(
                                 topic = name, settings = %remote_settings,

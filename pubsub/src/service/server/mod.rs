@@ -87,7 +87,7 @@ struct JoiningClient {
 /// The node segment, and the service's participant in it.
 #[derive(Debug)]
 struct ServedNode {
-    node_segment: NodeSegment,
+    node_segment: Arc<NodeSegment>,
     me: Participant,
     participants: Arc<ParticipantTable<MappedWords>>,
     number: u32,
@@ -299,6 +299,7 @@ impl Service {
         };
         self.reclaimer.watch(me, watched);
         let number = node_segment.next_service_number();
+        let node_segment = Arc::new(node_segment);
         self.served_node = Some(ServedNode { node_segment, me, participants, number, pidfd: own });
         self.load_network_options();
         Ok(())

@@ -132,6 +132,11 @@ impl ReplicationSupervisor {
         self.service_context.strong_count() > 0
     }
 
+    /// Topics were created: the replicator has to know them before its next turn.
+    pub(super) fn mark_changed(&mut self, has_new: bool) {
+        self.needs_topics |= has_new;
+    }
+
     pub(super) fn backlog_blocks_publishers(&mut self, number: u32) {
         if let Some(replicator) = &mut self.replicator {
             replicator.backlog_blocks_publishers(number);
@@ -282,6 +287,7 @@ impl Service {
         let service_context = Arc::new(ServiceContext {
             me: served_node.me,
             role,
+            node_segment: Arc::clone(&served_node.node_segment),
             participants: Arc::clone(&served_node.participants),
             growth: replication.growth_sender.clone(),
             bell: Arc::clone(&self.bell),
@@ -355,6 +361,11 @@ impl Service {
                 || replication::is_owed(&topic)
         };
         if !is_held && self.broker.registry_mut().remove_unused(number) {
+            // Other nodes that could not be reached are told later.
+            if let (Some(_), Some(served_node)) = (&self.options.network, &self.served_node) {
+                let publishers = topic.ended_publishers();
+                served_node.node_segment.record_ended_publishers(topic.name(), &publishers);
+            }
             log_change!(self, topic = topic.name(), "a topic was removed");
             self.eviction_monitor.forget(number);
             self.replication.changed_topics.remove(&number);

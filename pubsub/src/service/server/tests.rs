@@ -473,6 +473,7 @@ fn service_with_a_running_worker_keeps_its_participant() {
         let service_context = Arc::new(ServiceContext {
             me,
             role: Participant::role(0).unwrap(),
+            node_segment: Arc::clone(&served_node(&service).node_segment),
             participants: Arc::clone(&participants),
             growth: crossbeam_channel::bounded(1).0,
             bell: Arc::clone(&service.bell),
