@@ -64,7 +64,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if cores.is_some_and(|cores| cores.len() as u64 != arguments.readers + 1) {
         return refuse("--cores needs one core for the publisher and one per reader");
     }
-    let setup = QueueSetup { depth: DEPTH, overflow_policy: OverflowPolicy::Reject };
+    let setup = QueueSetup { depth: DEPTH, max_held: 1, overflow_policy: OverflowPolicy::Reject };
     let mut group = WorkerGroup::new(BenchQueue::required_words(setup))?;
     let queue = BenchQueue::format(group.shared.part()?, setup).map_err(Failure::of)?;
     let reader_task = ReaderTask { waiting: arguments.waiting, iterations: arguments.iterations };

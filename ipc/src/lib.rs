@@ -20,6 +20,7 @@ mod interruption;
 pub mod limits;
 pub mod lock;
 mod marked_doorbell;
+mod membarrier;
 #[cfg(all(test, loom))]
 mod models;
 mod not_inherited;

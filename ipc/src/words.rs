@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::futex;
+use crate::{futex, membarrier};
 
 /// An array of 64-bit words, which are only accessed atomically.
 ///
@@ -102,6 +102,22 @@ pub trait Words {
     fn fence(&self) {
         std::sync::atomic::fence(Ordering::SeqCst);
     }
+    /// Orders stores before it against loads after it, for threads that call
+    /// [`heavy_fence`](Self::heavy_fence). It costs next to nothing once it is
+    /// [prepared](Self::prepare_light_fence).
+    #[inline]
+    fn light_fence(&self) {
+        membarrier::light();
+    }
+    /// Prepares this process for [`light_fence`](Self::light_fence).
+    fn prepare_light_fence(&self) {
+        membarrier::prepare();
+    }
+    /// A [fence](Self::fence) of this thread, and of all that call
+    /// [`light_fence`](Self::light_fence). It takes microseconds.
+    fn heavy_fence(&self) {
+        membarrier::heavy();
+    }
     /// Orders loads before it, of any memory, against loads of words after it.
     #[inline]
     fn fence_loads(&self) {
@@ -186,6 +202,16 @@ macro_rules! words_of_words {
         #[inline]
         fn fence(&$self) {
             $words.fence();
+        }
+        #[inline]
+        fn light_fence(&$self) {
+            $words.light_fence();
+        }
+        fn prepare_light_fence(&$self) {
+            $words.prepare_light_fence();
+        }
+        fn heavy_fence(&$self) {
+            $words.heavy_fence();
         }
         #[inline]
         fn fence_loads(&$self) {

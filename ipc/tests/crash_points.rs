@@ -25,9 +25,9 @@ const GRANULE: u64 = 64;
 const MAX_BLOCKS: u32 = 64;
 const MEMORY: u64 = 1 << 16;
 const SETUP: [QueueSetup; 3] = [
-    QueueSetup { depth: 2, overflow_policy: OverflowPolicy::Reject },
-    QueueSetup { depth: 2, overflow_policy: OverflowPolicy::DropOldest },
-    QueueSetup { depth: 2, overflow_policy: OverflowPolicy::DropNewest },
+    QueueSetup { depth: 2, max_held: 2, overflow_policy: OverflowPolicy::Reject },
+    QueueSetup { depth: 2, max_held: 2, overflow_policy: OverflowPolicy::DropOldest },
+    QueueSetup { depth: 2, max_held: 2, overflow_policy: OverflowPolicy::DropNewest },
 ];
 
 /// The queue word that has a bit for each waiter of its lock.

@@ -35,7 +35,7 @@ fn delivered() -> Owner {
 
 impl Fixture {
     fn new(overflow_policy: OverflowPolicy) -> Self {
-        let setup = QueueSetup { depth: 8, overflow_policy };
+        let setup = QueueSetup { depth: 8, max_held: 8, overflow_policy };
         let allocator = Allocator::<MappedWords>::required_words(MAX_BLOCKS);
         let queue = Queue::<MappedWords, 2>::required_words(setup);
         let all = Segment::create(LAYOUT, (256 + allocator + queue + CLAIMS) * 8).unwrap().words();

@@ -38,7 +38,8 @@ errors::define! {
         WouldBlock = "would block",
         /// The deadline passed; the detail names what was waited for.
         DeadlineExceeded = "deadline exceeded",
-        /// A subscriber was evicted: it held samples for longer than the topic allows.
+        /// A subscriber was evicted: it blocked publishers for longer than the topic allows. Its
+        /// samples stay valid; [`Topic::subscriber`](crate::Topic::subscriber) subscribes again.
         Evicted = "evicted",
         /// This process may not use the node service, or does not trust it.
         Denied = "denied",

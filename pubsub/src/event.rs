@@ -32,7 +32,8 @@ pub enum Event {
         /// The lost publisher on that node.
         publisher: PublisherId,
     },
-    /// The subscriber was evicted from its topic, since it held messages that blocked publishers.
+    /// The subscriber was evicted from its topic, since it blocked publishers. Its samples stay
+    /// valid.
     /// The subscriber receives nothing more.
     Evicted {
         /// How long it blocked them, if known.

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use gpu::{Device, DeviceName, Uuid};
+use ipc::{OverflowPolicy, QueueSetup};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -16,6 +17,8 @@ use crate::type_name::TypeName;
 pub const MAX_TOPIC_NAME: usize = 200;
 /// Maximum length of a message's metadata in bytes.
 pub const MAX_METADATA: usize = 256;
+/// A reader that takes the next sample before it drops the last one holds two.
+const MIN_DEFAULT_HELD: u32 = 2;
 /// Host memory is also memory of an emulated device.
 const HOST_DEVICE: DeviceName = DeviceName::emulated(0);
 
@@ -246,16 +249,21 @@ pub struct TopicSettings {
     pub memory: MemoryLocation,
     /// Handling of a message when there is no room.
     pub reliability: Reliability,
-    /// Maximum number of messages that are unread or held. A topic that drops messages queues this
-    /// many unread ones, and a subscriber may hold 16 more than that.
+    /// Maximum number of unread messages of a subscriber.
     pub depth: u32,
+    /// Maximum number of samples that a subscriber may hold; they do not count as unread. All
+    /// subscribers together may hold as many messages beside the unread ones, and
+    /// [evicted](ErrorKind::Evicted) ones as many again. 0: as many as [`depth`](Self::depth), at
+    /// least 2.
+    pub max_held: u32,
     /// Maximum message length in bytes.
     pub largest: u64,
     /// Maximum number of [loans](crate::Loan) of a publisher at once. Memory for them is reserved
     /// when a publisher is created, so publishers do not wait for each other's loans.
     pub loans: u32,
-    /// How long a subscriber may hold a message while it blocks publishers. A topic that drops
-    /// messages is only blocked while subscribers hold all messages that it has room for.
+    /// How long a subscriber may block publishers before it is [evicted](ErrorKind::Evicted): by
+    /// unread messages of a reliable topic, or since subscribers hold the maximum of messages.
+    /// [`NEVER`](Self::NEVER): publishers wait instead.
     pub release_deadline: Duration,
     /// The type of its values, if its messages are values of one type. A user with another type
     /// name is refused; one without a type name is not.
@@ -274,28 +282,17 @@ pub struct Reserve {
 }
 
 impl Reserve {
-    /// Messages that subscribers of a topic that drops messages may hold, beside those in the queue
-    /// and as many again: one for each subscriber.
-    const HOLDERS: u64 = 32;
     /// Alignment of a message in bytes.
     const UNIT: u64 = 256;
     /// Reservation of the smallest topic in bytes: one queued message and one loan.
     pub(crate) const MIN: u64 = 2 * Self::UNIT;
 
-    fn of(
-        (reliability, depth, largest): (Reliability, u32, u64),
-        loans: u32,
-        publishers: u64,
-    ) -> Self {
-        let waiting = match reliability {
-            Reliability::Reliable => u64::from(depth),
-            Reliability::DropOldest | Reliability::DropNewest => {
-                2 * u64::from(depth) + Self::HOLDERS
-            }
-        };
-        let loans = publishers.max(1).saturating_mul(u64::from(loans));
-        let blocks = waiting.saturating_add(loans);
-        Self { blocks, bytes: Self::bytes_of(blocks, largest) }
+    /// For unread messages, held ones of subscribers and of evicted ones, and loans.
+    fn of(settings: &SharedSettings, publishers: u64) -> Self {
+        let queued = settings.queue_setup().slots();
+        let loans = publishers.max(1).saturating_mul(u64::from(settings.loans));
+        let blocks = queued.saturating_add(loans);
+        Self { blocks, bytes: Self::bytes_of(blocks, settings.largest) }
     }
 
     /// Maximum size of this many messages.
@@ -314,27 +311,42 @@ impl Reserve {
 
 impl TopicSettings {
     /// The reservation of such a topic with this number of publishers on a node. It has room for
-    /// `depth` messages, or `2 * depth + 32` where messages are dropped, since subscribers may hold
-    /// messages that left the queue. It also has room for `loans` of each publisher, of at least
-    /// one.
+    /// `depth` unread messages, `max_held` that subscribers hold and as many that evicted ones hold,
+    /// and `loans` of each publisher, of at least one.
     ///
     /// ```
-    /// use pubsub::{Reliability, TopicSettings};
+    /// use pubsub::TopicSettings;
     /// let mut settings = TopicSettings::default();
-    /// assert_eq!((settings.reserves(1).blocks, settings.reserves(1).bytes), (20, 20 << 20));
-    /// assert_eq!((settings.reserves(0).blocks, settings.reserves(3).blocks), (20, 28));
-    /// settings.reliability = Reliability::DropOldest;
-    /// assert_eq!(settings.reserves(1).blocks, 68);
-    /// settings.reliability = Reliability::DropNewest;
-    /// assert_eq!(settings.reserves(1).blocks, 68);
+    /// assert_eq!((settings.reserves(1).blocks, settings.reserves(1).bytes), (52, 52 << 20));
+    /// assert_eq!((settings.reserves(0).blocks, settings.reserves(3).blocks), (52, 60));
+    /// settings.max_held = 2;
+    /// assert_eq!(settings.reserves(1).blocks, 24);
     /// ```
     #[must_use]
     pub fn reserves(&self, publishers: u64) -> Reserve {
-        let messages = (self.reliability, self.depth, self.largest);
-        Reserve::of(messages, self.loans, publishers)
+        Reserve::of(&SharedSettings::at(self, SharedLocation::Host), publishers)
     }
 
-    /// Maximum depth of a topic.
+    /// Maximum number of samples that a subscriber may hold: [`max_held`](Self::max_held), or its
+    /// default.
+    ///
+    /// ```
+    /// use pubsub::TopicSettings;
+    /// let settings = TopicSettings { depth: 1, ..TopicSettings::default() };
+    /// assert_eq!(settings.held(), 2);
+    /// assert_eq!(TopicSettings { max_held: 9, ..settings }.held(), 9);
+    /// ```
+    #[must_use]
+    pub fn held(&self) -> u32 {
+        match self.max_held {
+            0 => self.depth.max(MIN_DEFAULT_HELD),
+            max_held => max_held,
+        }
+    }
+
+    /// A [release deadline](Self::release_deadline) that never passes.
+    pub const NEVER: Duration = Duration::MAX;
+    /// Maximum depth of a topic, and of samples that a subscriber holds.
     pub const MAX_DEPTH: u32 = 1 << 16;
     /// Maximum message length of any topic, in bytes.
     pub const LARGEST: u64 = 1 << 40;
@@ -348,6 +360,7 @@ impl Default for TopicSettings {
             memory: MemoryLocation::Host,
             reliability: Reliability::Reliable,
             depth: 16,
+            max_held: 0,
             largest: 1 << 20,
             loans: 4,
             release_deadline: Duration::from_secs(5),
@@ -356,13 +369,14 @@ impl Default for TopicSettings {
     }
 }
 
-/// Settings as stored in shared memory and sent to the service. The number of loans is not sent to
-/// other nodes.
+/// Settings as stored in shared memory and sent to the service. The numbers of loans
+/// and of held samples are not sent to other nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct SharedSettings {
     pub(crate) place: SharedLocation,
     pub(crate) reliability: Reliability,
     pub(crate) depth: u32,
+    pub(crate) max_held: u32,
     pub(crate) largest: u64,
     pub(crate) loans: u32,
     pub(crate) release_microseconds: u64,
@@ -371,30 +385,52 @@ pub(crate) struct SharedSettings {
 
 impl SharedSettings {
     pub(crate) fn of(settings: &TopicSettings) -> Result<Self> {
-        Ok(Self {
-            place: SharedLocation::of(settings.memory)?,
+        Ok(Self::at(settings, SharedLocation::of(settings.memory)?))
+    }
+
+    fn at(settings: &TopicSettings, place: SharedLocation) -> Self {
+        Self {
+            place,
             reliability: settings.reliability,
             depth: settings.depth,
+            max_held: settings.held(),
             largest: settings.largest,
             loans: settings.loans,
             release_microseconds: settings.release_deadline.as_micros().min(u128::from(u64::MAX))
                 as u64,
             type_name: settings.type_name,
-        })
+        }
+    }
+
+    /// With the default number of held samples: other nodes do not send theirs.
+    pub(crate) fn with_default_held(self) -> Self {
+        Self { max_held: self.depth.max(MIN_DEFAULT_HELD), ..self }
     }
 
     /// Memory reserved for this many publishers, like [`TopicSettings::reserves`].
     pub(crate) fn reserves(&self, publishers: u64) -> Reserve {
-        let messages = (self.reliability, self.depth, self.largest);
-        Reserve::of(messages, self.loans, publishers)
+        Reserve::of(self, publishers)
+    }
+
+    /// The parameters of its queues.
+    pub(crate) fn queue_setup(&self) -> QueueSetup {
+        let overflow_policy = match self.reliability {
+            Reliability::Reliable => OverflowPolicy::Reject,
+            Reliability::DropOldest => OverflowPolicy::DropOldest,
+            Reliability::DropNewest => OverflowPolicy::DropNewest,
+        };
+        QueueSetup { depth: self.depth, max_held: self.max_held, overflow_policy }
     }
 
     pub(crate) fn release_deadline(&self) -> Duration {
-        Duration::from_micros(self.release_microseconds)
+        match self.release_microseconds {
+            u64::MAX => TopicSettings::NEVER,
+            microseconds => Duration::from_micros(microseconds),
+        }
     }
 
-    /// Names of differing settings, as in options and files. Memory location and loans may differ
-    /// between nodes.
+    /// Names of differing settings, as in options and files. Memory location, loans and held samples
+    /// may differ between nodes.
     pub(crate) fn differs(&self, other: &Self) -> impl Iterator<Item = &'static str> {
         let all = [
             ("reliability", self.reliability != other.reliability),
@@ -406,17 +442,22 @@ impl SharedSettings {
         all.into_iter().filter_map(|(name, differs)| differs.then_some(name))
     }
 
-    /// Names of settings that differ within a node, memory location and loans included.
+    /// Names of settings that differ within a node, with those that may differ between nodes.
     pub(crate) fn differences_within_node(
         &self,
         other: &Self,
     ) -> impl Iterator<Item = &'static str> {
-        let all = [("memory", self.place != other.place), ("loans", self.loans != other.loans)];
+        let all = [
+            ("memory", self.place != other.place),
+            ("loans", self.loans != other.loans),
+            // Otherwise it may follow from the depth.
+            ("max_held", self.depth == other.depth && self.max_held != other.max_held),
+        ];
         let all = all.into_iter().filter_map(|(name, differs)| differs.then_some(name));
         all.chain(self.differs(other))
     }
 
-    /// Settings that nodes compare; memory location and loans may differ between nodes.
+    /// Settings that nodes compare; memory location, loans and held samples may differ.
     pub(crate) fn replicated_settings(&self) -> impl fmt::Display {
         self.described("")
     }
@@ -425,13 +466,14 @@ impl SharedSettings {
     fn described(&self, within_node: &str) -> String {
         let (depth, largest) =
             (counted(self.depth.into(), "message"), counted(self.largest, "byte"));
-        let (reliability, within) = (self.reliability, self.release_deadline());
+        let reliability = self.reliability;
+        let within = match self.release_deadline() {
+            TopicSettings::NEVER => "released at any time".to_owned(),
+            within => format!("released within {within:?}"),
+        };
         let values = self.type_name.map(|name| format!(", values of type {name}"));
         let values = values.unwrap_or_default();
-        format!(
-            "{reliability}, {depth} of up to {largest}{within_node}, released within \
-             {within:?}{values}"
-        )
+        format!("{reliability}, {depth} of up to {largest}{within_node}, {within}{values}")
     }
 
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
@@ -439,6 +481,10 @@ impl SharedSettings {
         if self.depth == 0 || self.depth > TopicSettings::MAX_DEPTH {
             let most = TopicSettings::MAX_DEPTH;
             return refuse(format!("a depth of {}: 1 to {most} is possible", self.depth));
+        }
+        if self.max_held == 0 || self.max_held > TopicSettings::MAX_DEPTH {
+            let most = TopicSettings::MAX_DEPTH;
+            return refuse(format!("{} held samples: 1 to {most} is possible", self.max_held));
         }
         if self.largest == 0 || self.largest > TopicSettings::LARGEST {
             let (largest, most) = (self.largest, TopicSettings::LARGEST);
@@ -466,6 +512,7 @@ impl SharedSettings {
             memory,
             reliability: self.reliability,
             depth: self.depth,
+            max_held: self.max_held,
             largest: self.largest,
             loans: self.loans,
             release_deadline: self.release_deadline(),
@@ -477,7 +524,8 @@ impl SharedSettings {
 impl fmt::Display for SharedSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let loans = counted(self.loans.into(), "loan");
-        f.write_str(&self.described(&format!(" on {}, {loans}", self.place)))
+        let held = counted(self.max_held.into(), "held sample");
+        f.write_str(&self.described(&format!(" on {}, {held}, {loans}", self.place)))
     }
 }
 
@@ -492,6 +540,7 @@ mod tests {
                 place: SharedLocation::Host,
                 reliability: Reliability::Reliable,
                 depth,
+                max_held: if depth < MIN_DEFAULT_HELD { MIN_DEFAULT_HELD } else { depth },
                 largest: 4096,
                 loans: 4,
                 release_microseconds: 1_000_000,

@@ -103,8 +103,9 @@ impl Node {
         let type_name =
             requested.type_name.filter(|_| error.kind() == ErrorKind::SettingsDiffer)?;
         let found = self.open(name).ok()?.settings().ok()?;
+        let requested_held = TopicSettings { max_held: requested.held(), ..*requested };
         let is_all_that_differs =
-            TopicSettings { largest: requested.largest, ..found } == *requested;
+            TopicSettings { largest: requested.largest, ..found } == requested_held;
         (is_all_that_differs && found.largest != requested.largest)
             .then(|| size_mismatch(name, type_name, (requested.largest, found.largest)))
     }

@@ -285,6 +285,7 @@ mod tests {
             memory: "emulated:0".parse().unwrap(),
             reliability: Reliability::DropOldest,
             depth: 4,
+            max_held: 0,
             largest: 1 << 16,
             loans: 1,
             release_deadline: Duration::from_millis(1500),
@@ -310,6 +311,7 @@ mod tests {
             "depth 4",
             "largest 64KiB",
             "loans 1",
+            "max-held 4",
             "release-deadline 1.5",
             "reliability drop-oldest",
         ];

@@ -307,6 +307,7 @@ impl TopicKind {
             reliability: Reliability::Reliable,
             depth: self.depth,
             largest: self.size,
+            max_held: 2,
             loans: LOANS,
             release_deadline: schedule::TIMEOUT,
             type_name: None,

@@ -20,7 +20,7 @@ type BaselineQueue = Queue<WordRange<MappedWords>, 6>;
 const DEPTH: u32 = 4;
 
 fn setup() -> QueueSetup {
-    QueueSetup { depth: DEPTH, overflow_policy: OverflowPolicy::Reject }
+    QueueSetup { depth: DEPTH, max_held: 1, overflow_policy: OverflowPolicy::Reject }
 }
 
 /// Words of the queue, after the common ones.

@@ -60,7 +60,7 @@ typedef int32_t fabricast_status;
 #define FABRICAST_E_TOO_MANY (-7)          /* a limit on the number of objects is reached */
 #define FABRICAST_E_WOULD_BLOCK (-8)       /* no message or no space, and the call does not wait */
 #define FABRICAST_E_DEADLINE_EXCEEDED (-9) /* timeout expired */
-#define FABRICAST_E_EVICTED (-10)          /* evicted: it held samples for too long */
+#define FABRICAST_E_EVICTED (-10)          /* evicted: it blocked publishers for too long */
 #define FABRICAST_E_DENIED (-11)           /* not allowed: to use this node or agent; to put into
                                               or get from this region */
 #define FABRICAST_E_MALFORMED (-12)        /* received or stored data is malformed */
@@ -242,14 +242,16 @@ typedef struct fabricast_topic_settings {
                                * this process does not see (CUDA_VISIBLE_DEVICES) has its UUID
                                * instead, as "GPU-66616272-6963-..." */
     uint64_t largest;         /* bytes of the longest message */
-    int64_t release_deadline; /* a subscriber that holds a message for longer while it
-                                 blocks a publisher is evicted; nanoseconds */
-    uint32_t depth;           /* number of messages that may be unread or held */
+    int64_t release_deadline; /* a subscriber that blocks publishers for longer is evicted;
+                                 nanoseconds; INT64_MAX: never */
+    uint32_t depth;           /* number of messages that a subscriber may have unread */
     uint32_t reliability;     /* FABRICAST_RELIABLE, ... */
     uint64_t loans;           /* loans of each publisher at once; memory for them is
                                  reserved when it is opened */
     const char *type_name;    /* type of its values, 1 to 64 bytes: opening a topic of
                                  another type fails; NULL: any type */
+    uint64_t max_held;        /* number of messages that a subscriber may hold, beside unread
+                                 ones; 0: as depth, at least 2 */
 } fabricast_topic_settings;
 
 /* fabricast_topic_settings_init(&settings, sizeof settings) */
@@ -298,8 +300,7 @@ typedef struct fabricast_publisher_counters {
     uint64_t missed_by_nodes; /* of a reliable topic, messages not known to be received by a
                                  subscribed node when it was given up; counted for each such
                                  node */
-    uint64_t evicted;  /* subscribers of this node that were evicted for holding a message
-                          that blocked a publisher */
+    uint64_t evicted;  /* subscribers of this node that were evicted for blocking a publisher */
 } fabricast_publisher_counters;
 
 /* Counters since the publisher was opened. */
@@ -436,8 +437,8 @@ fabricast_status fabricast_sample_memory(fabricast_sample *sample, const void **
                                          size_t *length);
 
 /*
- * FABRICAST_E_EVICTED if its subscriber was evicted: then its memory may contain another message.
- * A program that reads in place calls it afterwards, to be sure of the content.
+ * FABRICAST_E_EVICTED if its process was taken for dead: then its memory may contain another
+ * message. An evicted subscriber keeps its samples.
  */
 fabricast_status fabricast_sample_check(fabricast_sample *sample);
 

@@ -14,13 +14,13 @@
  *                                  a device emulated in host memory. Pushed pointers
  *                                  may be in any memory
  *   FABRICAST_TOPIC_LARGEST        the largest message of a topic: 16M if unset
- *   FABRICAST_TOPIC_DEPTH          messages that may be unread or held: 16 if unset
+ *   FABRICAST_TOPIC_DEPTH          messages that a subscriber may have unread: 16 if unset
  *   FABRICAST_TOPIC_LOANS          loans of each publisher, for which memory is reserved: 4
  *                                  if unset. A call of publisher_push uses one; others wait
  *                                  for it
  *   FABRICAST_TOPIC_RELEASE_DEADLINE
- *                                  seconds after which a subscriber that holds a message
- *                                  and blocks a publisher is evicted: 60 if unset
+ *                                  seconds after which a subscriber that blocks a publisher
+ *                                  is evicted: 60 if unset; off: never
  *   FABRICAST_DIRECTORY            the node directory: if unset, a directory of the user
  *                                  in XDG_RUNTIME_DIR, TMPDIR or /tmp
  *   FABRICAST_BUDGET_HOST,         bytes that all topics together may reserve of host and
@@ -88,7 +88,7 @@ rgaps_subscriber_t *subscriber_init(const char *topic_name);
 /*
  * Waits for the next message, and returns its address: on the topic's device, in memory that all
  * readers share. It is not written, and valid until this subscriber's next subscriber_pull or
- * subscriber_destroy; kernels must not read it any more then. Messages of one publisher arrive in
+ * subscriber_destroy, even if the subscriber is evicted in between; kernels must not read it any more then. Messages of one publisher arrive in
  * order and without gaps. NULL on failure.
  */
 void *subscriber_pull(rgaps_subscriber_t *subscriber);

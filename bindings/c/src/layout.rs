@@ -153,6 +153,7 @@ pub(crate) struct RawTopicSettings<'a> {
     reliability: u32,
     loans: u64,
     type_name: Text<'a>,
+    max_held: u64,
 }
 
 impl WithDefaults for RawTopicSettings<'_> {
@@ -181,6 +182,7 @@ impl<'a> RawTopicSettings<'a> {
             },
             loans: u64::from(settings.loans),
             type_name,
+            max_held: u64::from(settings.max_held),
         }
     }
 
@@ -198,7 +200,11 @@ impl<'a> RawTopicSettings<'a> {
             largest: self.largest,
             // A larger number is out of range as well.
             loans: u32::try_from(self.loans).unwrap_or(u32::MAX),
-            release_deadline: time(operation, "release_deadline", self.release_deadline)?,
+            max_held: u32::try_from(self.max_held).unwrap_or(u32::MAX),
+            release_deadline: match self.release_deadline {
+                i64::MAX => TopicSettings::NEVER,
+                deadline => time(operation, "release_deadline", deadline)?,
+            },
             type_name: match self.type_name.get(operation, "type_name")? {
                 Some(name) => Some(name.parse().map_err(Failure::from)?),
                 None => None,

@@ -18,9 +18,10 @@ fn structures_have_the_layout_of_c() {
     assert_eq!(offset_of!(RawNodeOptions, service_timeout), 24);
     assert_eq!(offset_of!(RawNodeOptions, waiting), 52);
     assert_eq!(offset_of!(RawNodeOptions, workers), 116);
-    assert_eq!(size_of::<RawTopicSettings<'_>>(), 56);
+    assert_eq!(size_of::<RawTopicSettings<'_>>(), 64);
     assert_eq!(offset_of!(RawTopicSettings<'_>, reliability), 36);
     assert_eq!(offset_of!(RawTopicSettings<'_>, type_name), 48);
+    assert_eq!(offset_of!(RawTopicSettings<'_>, max_held), 56);
     assert_eq!(size_of::<RawSent>(), 24);
     assert_eq!(size_of::<RawCounters>(), 40);
     assert_eq!(offset_of!(RawCounters, missed_by_nodes), 24);
@@ -36,8 +37,8 @@ fn structures_have_the_layout_of_c() {
 #[test]
 fn first_version_of_each_structure_is_accepted() {
     assert_eq!(RawNodeOptions::MIN_SIZE, size_of::<RawNodeOptions>());
-    // Extended since by "loans" and "type_name".
-    assert_eq!(RawTopicSettings::MIN_SIZE + 16, size_of::<RawTopicSettings<'_>>());
+    // Extended since by "loans", "type_name" and "max_held".
+    assert_eq!(RawTopicSettings::MIN_SIZE + 24, size_of::<RawTopicSettings<'_>>());
     assert_eq!(RawSent::MIN_SIZE, size_of::<RawSent>());
     // Later fields follow.
     assert_eq!(RawCounters::MIN_SIZE, offset_of!(RawCounters, missed_by_nodes));
@@ -63,6 +64,7 @@ fn settings_survive_conversion() {
         memory: "emulated:1".parse().unwrap(),
         reliability: Reliability::DropNewest,
         depth: 3,
+        max_held: 6,
         largest: 77,
         loans: 2,
         release_deadline: Duration::from_millis(9),
@@ -76,6 +78,8 @@ fn settings_survive_conversion() {
     assert_eq!(meant.memory.to_string(), "host");
     // More than any publisher can have.
     assert!(meant.loans > TopicSettings::MAX_LOANS);
+    let raw = RawTopicSettings { release_deadline: i64::MAX, ..raw };
+    assert_eq!(raw.to_options(c"test").unwrap().release_deadline, TopicSettings::NEVER);
 }
 
 #[test]

@@ -131,7 +131,7 @@ impl PyNode {
     /// Opens a topic, and creates it if it does not exist. With `dtype` and `shape` its messages are
     /// arrays of this type, and others are refused.
     #[pyo3(signature = (name, *, dtype=None, shape=None, memory="host", reliability="reliable", depth=16,
-        largest=None, loans=4, release_deadline=5.0))]
+        largest=None, loans=4, release_deadline=Some(5.0), max_held=None))]
     #[allow(clippy::too_many_arguments)] // keywords
     fn topic(
         &self,
@@ -144,7 +144,8 @@ impl PyNode {
         depth: u32,
         largest: Option<u64>,
         loans: u32,
-        release_deadline: f64,
+        release_deadline: Option<f64>,
+        max_held: Option<u32>,
     ) -> Result<PyTopic> {
         let node = self.node.get(OPEN)?;
         let mut settings = TopicSettings {
@@ -152,10 +153,14 @@ impl PyNode {
             reliability: reliability.parse()?,
             depth,
             loans,
-            release_deadline: Duration::try_from_secs_f64(release_deadline).map_err(|_| {
-                let cause = format!("release_deadline={release_deadline}: at least 0 seconds");
-                Failure::invalid(OPEN, cause)
-            })?,
+            max_held: max_held.unwrap_or_default(),
+            release_deadline: match release_deadline {
+                None => TopicSettings::NEVER,
+                Some(seconds) => Duration::try_from_secs_f64(seconds).map_err(|_| {
+                    let cause = format!("release_deadline={seconds}: at least 0 seconds, or None");
+                    Failure::invalid(OPEN, cause)
+                })?,
+            },
             ..TopicSettings::default()
         };
         match (dtype, shape) {

@@ -202,6 +202,16 @@ impl Words for ModelWords {
         loom::sync::atomic::fence(Ordering::SeqCst);
     }
 
+    fn light_fence(&self) {
+        self.fence();
+    }
+
+    fn prepare_light_fence(&self) {}
+
+    fn heavy_fence(&self) {
+        self.fence();
+    }
+
     fn fence_loads(&self) {
         loom::sync::atomic::fence(Ordering::Acquire);
     }

@@ -11,7 +11,7 @@ const SLEEPABLE: [usize; 3] = [8, 16, 24];
 
 /// A queue, and the words by which other threads attach to it.
 fn queue(depth: u32, overflow_policy: OverflowPolicy) -> (ModelQueue, ModelWords) {
-    let setup = QueueSetup { depth, overflow_policy };
+    let setup = QueueSetup { depth, max_held: depth, overflow_policy };
     // One more word, for the payload of an entry.
     let values = LocalWords::zeroed(ModelQueue::required_words(setup) + 1);
     Queue::<_, 2>::format(&values, setup).unwrap();
@@ -242,10 +242,10 @@ fn removed_subscriber_sees_no_torn_entry() {
     });
 }
 
-/// A subscription that is active after the read of a payload proves that the payload was
-/// intact: an eviction overwrites what it disposes of at once.
+/// A subscription that holds its entries after the read of a payload proves that the payload was
+/// intact: a removal overwrites what it disposes of at once.
 #[test]
-fn evicted_subscriber_detects_overwritten_payloads() {
+fn removed_subscriber_detects_overwritten_payloads() {
     check_with(3, || {
         let (queue, words) = queue(1, OverflowPolicy::Reject);
         let named = words.count() - 1;
@@ -257,21 +257,86 @@ fn evicted_subscriber_detects_overwritten_payloads() {
         let evictor = loom::thread::spawn(move || {
             // There is a lock between the disposal of an entry and its next writer.
             let overwrite = |_| other.store(named, 2, Ordering::Release);
-            attach(&other).evict(&caller(2), subscription_id, overwrite).unwrap();
+            attach(&other).end_subscription(&caller(2), subscription_id, overwrite).unwrap();
         });
         let read = words.load(named, Ordering::Relaxed);
-        if queue.was_subscription_active(subscription_id) {
+        if queue.held_entries(subscription_id) {
             assert_eq!(read, 1);
         }
         evictor.join().unwrap();
     });
 }
 
-/// A subscriber stores a word about an entry that it holds, and is active afterwards: the
-/// process that disposes of the entry must see the word, whether it is the evicting one, or a
-/// later reader that releases it last.
+/// What an evicted subscriber has taken stays, also if it takes it at that moment; what it has not
+/// taken is given up, and its space is used.
 #[test]
-fn store_before_eviction_is_seen_by_the_disposer() {
+fn evicted_subscriber_keeps_what_it_takes() {
+    for overflow_policy in [OverflowPolicy::Reject, OverflowPolicy::DropOldest] {
+        check_with(3, move || {
+            let (queue, words) = queue(1, overflow_policy);
+            let named = words.count() - 1;
+            let mut slow = subscribe(&queue, 0);
+            words.store(named, 1, Ordering::Relaxed);
+            publish(&queue, &words, 2, 0);
+            let (other, subscription_id) = (words.clone(), slow.subscription_id());
+            let evictor = loom::thread::spawn(move || {
+                let queue = attach(&other);
+                let overwrite = |old| {
+                    assert_eq!(value(old), 0);
+                    other.store(named, 2, Ordering::Release);
+                };
+                queue.evict(&caller(2), subscription_id, overwrite).unwrap();
+                let mut next = subscribe(&queue, 3);
+                queue.publish(&caller(2), entry(1), overwrite).unwrap();
+                assert_eq!(queue.take(&mut next).map(|taken| value(taken.entry)), Some(1));
+            });
+            if let Some(taken) = queue.take(&mut slow) {
+                assert_eq!((value(taken.entry), words.load(named, Ordering::Relaxed)), (0, 1));
+                evictor.join().unwrap();
+                assert_eq!(words.load(named, Ordering::Relaxed), 1, "it is still held");
+                assert!(queue.release(&slow, taken.position).is_some());
+            } else {
+                evictor.join().unwrap();
+                assert_eq!(queue.take(&mut slow), None);
+            }
+        });
+    }
+}
+
+/// A reader releases an entry at the moment when its slot of the ring gets another.
+#[test]
+fn entry_released_while_its_slot_is_replaced_is_disposed_of_once() {
+    for overflow_policy in [OverflowPolicy::Reject, OverflowPolicy::DropOldest] {
+        check_with(3, move || {
+            let (queue, words) = queue(1, overflow_policy);
+            let mut reader = subscribe(&queue, 0);
+            publish(&queue, &words, 2, 0);
+            let subscription_id =
+                queue.take(&mut reader).map(|_| reader.subscription_id()).unwrap();
+            let other = words.clone();
+            let releaser = loom::thread::spawn(move || {
+                let queue = attach(&other);
+                let released = queue.release_by(subscription_id, 0).map(value);
+                queue.mark_disposed(0);
+                released
+            });
+            let mut disposed = Vec::new();
+            queue.publish(&caller(2), entry(1), |old| disposed.push(value(old))).unwrap();
+            assert_eq!(releaser.join().unwrap(), Some(0));
+            // Perhaps a second time, if the publisher was faster than `mark_disposed`.
+            assert!(disposed.iter().all(|old| *old == 0));
+            assert_eq!(queue.take(&mut reader).map(|taken| value(taken.entry)), Some(1));
+            queue.publish(&caller(2), entry(2), |old| assert_eq!(value(old), 0)).unwrap();
+            assert_eq!(queue.take(&mut reader).map(|taken| value(taken.entry)), Some(2));
+        });
+    }
+}
+
+/// A subscriber stores a word about an entry that it holds, and holds it afterwards: the
+/// process that disposes of the entry must see the word, whether it is the one that removes it, or
+/// a later reader that releases it last.
+#[test]
+fn store_before_removal_is_seen_by_the_disposer() {
     check_with(2, || {
         let (queue, words) = queue(1, OverflowPolicy::Reject);
         let payload = words.count() - 1;
@@ -286,7 +351,7 @@ fn store_before_eviction_is_seen_by_the_disposer() {
         let evictor = loom::thread::spawn(move || {
             let mut observed = None;
             let dispose = |_| observed = Some(evicting.load(payload, Ordering::Relaxed));
-            attach(&evicting).evict(&caller(2), slow, dispose).unwrap();
+            attach(&evicting).end_subscription(&caller(2), slow, dispose).unwrap();
             observed
         });
         let releaser = loom::thread::spawn(move || {
@@ -295,16 +360,17 @@ fn store_before_eviction_is_seen_by_the_disposer() {
         });
         words.store(payload, 1, Ordering::Relaxed);
         words.fence();
-        let was_subscription_active = queue.was_subscription_active(slow);
+        let held_entries = queue.held_entries(slow);
         let observed = [evictor.join().unwrap(), releaser.join().unwrap()];
         assert!(observed.iter().any(Option::is_some), "the entry was not disposed of");
-        if was_subscription_active {
+        if held_entries {
             assert!(observed.into_iter().flatten().all(|payload| payload == 1));
         }
     });
 }
 
-/// An entry that an evicted subscriber releases at this moment belongs to no other.
+/// An entry that an evicted subscriber releases at this moment belongs to no other, though the next
+/// entry may get its slot.
 #[test]
 fn evicted_subscriber_clears_no_mark_of_its_successor() {
     check_with(3, || {

@@ -11,7 +11,7 @@ fn halted_subscription_keeps_its_entries_and_gets_no_more() {
     for overflow_policy in
         [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
     {
-        let setup = QueueSetup { depth: 4, overflow_policy };
+        let setup = QueueSetup { depth: 4, max_held: 4, overflow_policy };
         let words = LocalWords::zeroed(Short::required_words(setup));
         let queue = Short::format(words, setup).unwrap();
         let me = Caller::new(Participant::new(0, 1).unwrap(), &AlwaysAlive);
@@ -24,7 +24,9 @@ fn halted_subscription_keeps_its_entries_and_gets_no_more() {
         assert_eq!(queue.take(&mut halted).unwrap().entry, [0]);
         let unreleased = |from| {
             let mut found = Vec::new();
-            queue.for_each_unreleased(halted.subscription_id(), from, |entry| found.push(entry[0]));
+            queue.for_each_unreleased(halted.subscription_id(), from, |_, entry| {
+                found.push(entry[0])
+            });
             found
         };
         // A subscription of another participant is unaffected.

@@ -39,7 +39,7 @@ impl Words for InterleavedWords {
 
 #[test]
 fn removal_during_a_mistaken_claim_leaves_no_mark() {
-    let setup = QueueSetup { depth: 2, overflow_policy: OverflowPolicy::DropOldest };
+    let setup = QueueSetup { depth: 2, max_held: 2, overflow_policy: OverflowPolicy::DropOldest };
     static WORDS: OnceLock<LocalWords> = OnceLock::new();
     let words = WORDS
         .get_or_init(|| LocalWords::zeroed(Queue::<InterleavedWords, 1>::required_words(setup)));
@@ -56,7 +56,7 @@ fn removal_during_a_mistaken_claim_leaves_no_mark() {
     let (first, second, subscription_id) = (others(), others(), reader.subscription_id());
     acts.borrow_mut().push_back(Box::new(move || {
         let me = Caller::new(Participant::new(1, 1).unwrap(), &AlwaysAlive);
-        while first.position() <= first.slots {
+        while first.position() <= first.depth {
             first.publish(&me, [1], |_| {}).unwrap();
         }
     }));
@@ -66,12 +66,8 @@ fn removal_during_a_mistaken_claim_leaves_no_mark() {
     }));
     assert_eq!(queue.take(&mut reader), None);
     assert!(acts.borrow().is_empty(), "all actions have run");
-    let marks =
-        layout::unread_bit(subscription_id.index()) | layout::held_bit(subscription_id.index());
-    let marked = (0..queue.slots).map(|slot| {
-        queue.words.load(queue.slot(slot) + Queue::<InterleavedWords, 1>::READERS, Acquire) & marks
-    });
-    assert_eq!(marked.fold(0, |all, marks| all | marks), 0);
+    let marks = layout::marks(subscription_id.index());
+    assert!(queue.entries_with(marks).next().is_none());
     assert!(queue.is_subscribed(&bystander));
 }
 
@@ -81,7 +77,7 @@ fn stopping_keeps_entries_that_others_have_not_read() {
     for overflow_policy in
         [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
     {
-        let setup = QueueSetup { depth: 3, overflow_policy };
+        let setup = QueueSetup { depth: 3, max_held: 3, overflow_policy };
         let words = LocalWords::zeroed(Queue::<LocalWords, 1>::required_words(setup));
         let queue = Queue::<_, 1>::format(words, setup).unwrap();
         let me = Caller::new(Participant::new(0, 1).unwrap(), &AlwaysAlive);
@@ -170,7 +166,7 @@ impl Words for RecordedWords {
 #[test]
 fn entry_reaches_its_readers_in_one_cache_line() {
     const ENTRY: usize = 6;
-    let setup = QueueSetup { depth: 2, overflow_policy: OverflowPolicy::Reject };
+    let setup = QueueSetup { depth: 2, max_held: 2, overflow_policy: OverflowPolicy::Reject };
     static WORDS: OnceLock<LocalWords> = OnceLock::new();
     let words = WORDS
         .get_or_init(|| LocalWords::zeroed(Queue::<RecordedWords, ENTRY>::required_words(setup)));
@@ -180,17 +176,20 @@ fn entry_reaches_its_readers_in_one_cache_line() {
     let mut readers = [(); 3].map(|()| queue.subscribe(&me).unwrap());
     for position in 0..6 {
         let slot = queue.slot(position) / layout::LINE;
+        // It rarely changes.
+        let ring = layout::RING / layout::LINE;
         let marks = slot + 1;
         noted.lines();
         queue.publish(&me, [position; ENTRY], |_| {}).unwrap();
         let (lock, doorbell) = (layout::LOCK / layout::LINE, layout::MESSAGES / layout::LINE);
         let tail = layout::TAIL / layout::LINE;
         let (read, written) = noted.lines();
-        assert_eq!((read, written), (vec![doorbell], vec![lock, tail, slot, marks]));
+        assert_eq!((read, written), (vec![doorbell, ring], vec![lock, tail, slot, marks]));
         for reader in &mut readers {
             let own_line = layout::subscriber(reader.index(), 0) / layout::LINE;
             assert_eq!(queue.take(reader).unwrap().entry, [position; ENTRY]);
-            assert_eq!(noted.lines(), (vec![slot], vec![own_line]), "entry, and its own line");
+            let expected = (vec![ring, slot], vec![own_line]);
+            assert_eq!(noted.lines(), expected, "entry, and its own line");
         }
         // The first readers release it while the others may not have seen it yet.
         for reader in &readers[..2] {
@@ -200,16 +199,16 @@ fn entry_reaches_its_readers_in_one_cache_line() {
         assert!(queue.release(&readers[2], position).is_some());
         queue.mark_disposed(position);
         // The next publisher to this slot need not read the entry's line, while its readers do.
-        let next = position + queue.slots;
+        let next = position + queue.depth;
         noted.lines();
         assert!(queue.was_disposed(queue.slot(next), next));
-        assert_eq!(noted.lines().0, [marks]);
+        assert_eq!(noted.lines().0, [ring, marks]);
     }
 }
 
 #[test]
 fn entry_not_marked_as_disposed_is_checked() {
-    let setup = QueueSetup { depth: 1, overflow_policy: OverflowPolicy::Reject };
+    let setup = QueueSetup { depth: 1, max_held: 1, overflow_policy: OverflowPolicy::Reject };
     let words = LocalWords::zeroed(Queue::<LocalWords, 1>::required_words(setup));
     let queue = Queue::<_, 1>::format(words, setup).unwrap();
     let me = Caller::new(Participant::new(0, 1).unwrap(), &AlwaysAlive);
@@ -230,7 +229,7 @@ fn entry_not_marked_as_disposed_is_checked() {
 
 #[test]
 fn woken_waiter_does_not_set_the_sleepers_flag() {
-    let setup = QueueSetup { depth: 1, overflow_policy: OverflowPolicy::Reject };
+    let setup = QueueSetup { depth: 1, max_held: 1, overflow_policy: OverflowPolicy::Reject };
     let words = LocalWords::zeroed(Queue::<LocalWords, 1>::required_words(setup));
     let queue = Queue::<_, 1>::format(words, setup).unwrap();
     let me = Caller::new(Participant::new(0, 1).unwrap(), &AlwaysAlive);

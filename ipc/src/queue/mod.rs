@@ -10,12 +10,17 @@
 //! Publishers exclude each other by a robust lock; subscribers take none. A subscriber of a
 //! queue that [rejects](OverflowPolicy::Reject) entries when it is full only reads, and clears
 //! its mark afterwards. Where entries are dropped, it claims each entry before it reads. An
-//! unclaimed entry is taken back from this subscriber alone when its publisher needs the space;
-//! a claimed entry stays until its subscriber releases it.
+//! unclaimed entry is taken back from this subscriber alone when its publisher needs the space.
+//!
+//! An entry that a subscriber has taken stays until it is released, and takes no space of unread
+//! entries: when the ring comes to its slot, a spare slot takes its place. Subscribers may hold
+//! [so many](QueueSetup::max_held) of these together. One that blocks others can be
+//! [evicted](Queue::evict): it gets no more entries, and keeps those that it holds, for which there
+//! are as many spare slots again.
 //!
 //! ```
 //! use ipc::{Caller, AlwaysAlive, LocalWords, Participant, Queue, QueueSetup, OverflowPolicy};
-//! let setup = QueueSetup { depth: 4, overflow_policy: OverflowPolicy::Reject };
+//! let setup = QueueSetup { depth: 4, max_held: 4, overflow_policy: OverflowPolicy::Reject };
 //! let words = LocalWords::zeroed(Queue::<LocalWords, 2>::required_words(setup));
 //! let queue = Queue::<_, 2>::format(words, setup)?;
 //! let caller = Caller::new(Participant::new(0, 1).unwrap(), &AlwaysAlive);
@@ -45,7 +50,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use threads::ForkGeneration;
 
-use self::layout::{FIRST_SLOT, MAX_PROCESS_SUBSCRIBERS, MAX_SUBSCRIBERS};
+use self::layout::{EVICTED, FLAGS, MAX_PROCESS_SUBSCRIBERS, MAX_SUBSCRIBERS};
 use crate::lock::LockTimeout;
 use crate::participant::Participant;
 use crate::words::Words;
@@ -57,7 +62,9 @@ pub use self::subscriber::{Subscriber, SubscriptionId, TakenEntry};
 #[derive(Debug)]
 pub struct Queue<W, const E: usize> {
     words: W,
-    slots: u64,
+    setup: QueueSetup,
+    /// The first word of the slots.
+    first_slot: usize,
     depth: u64,
     overflow_policy: OverflowPolicy,
     fork_generation: ForkGeneration,
@@ -89,20 +96,27 @@ impl OverflowPolicy {
 pub struct QueueSetup {
     /// Capacity of unread entries.
     pub depth: u32,
+    /// Entries beyond these that subscribers may hold together; and as many that evicted ones may.
+    pub max_held: u32,
     /// The policy for one more entry.
     pub overflow_policy: OverflowPolicy,
 }
 
 impl QueueSetup {
-    /// Number of slots. Where entries are dropped, a reader may still hold one that was dropped
-    /// for others: such entries need slots, too.
-    fn slots(self) -> u64 {
-        match self.overflow_policy {
-            OverflowPolicy::Reject => u64::from(self.depth),
-            OverflowPolicy::DropOldest | OverflowPolicy::DropNewest => {
-                2 * u64::from(self.depth) + u64::from(MAX_SUBSCRIBERS)
-            }
-        }
+    /// Entries that there can be at a time.
+    #[must_use]
+    pub fn slots(self) -> u64 {
+        u64::from(self.depth) + self.spares()
+    }
+
+    /// Slots for entries that are held: for those of subscribers, and of evicted ones.
+    fn spares(self) -> u64 {
+        2 * u64::from(self.max_held)
+    }
+
+    /// The first word of the slots.
+    fn first_slot(self) -> usize {
+        (layout::RING + self.slots() as usize).next_multiple_of(layout::LINE)
     }
 }
 
@@ -111,7 +125,7 @@ impl QueueSetup {
 #[non_exhaustive]
 pub enum QueueError {
     /// The queue is full: for all subscribers where entries are dropped, otherwise for any; or
-    /// all slots are held.
+    /// subscribers hold the maximum of entries.
     Full,
     /// There are no subscribers: the entry was not published.
     NoSubscribers,
@@ -167,11 +181,20 @@ impl From<LockTimeout> for QueueError {
     }
 }
 
+/// Who holds an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum HolderClass {
+    /// A subscriber, perhaps among evicted ones.
+    Subscribed,
+    /// Evicted subscribers only.
+    Evicted,
+}
+
 /// The result of queue calls.
 pub type Result<T> = std::result::Result<T, QueueError>;
 
 impl<W: Words, const E: usize> Queue<W, E> {
-    /// The largest number of unread entries.
+    /// The largest number of unread entries, and of held ones.
     pub const MAX_DEPTH: u32 = 1 << 20;
 
     /// In a slot, behind the whole lines of the entry. Upper half: subscribers that have not read
@@ -180,15 +203,13 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// The position plus 1 of the last entry that its last reader disposed of: then no other
     /// process has to.
     const DISPOSED: usize = Self::READERS + 1;
-    /// The number of its entry: its position minus the skipped positions before it.
-    const NUMBER: usize = Self::READERS + 2;
     /// Words of a slot.
     const STRIDE: usize = Self::READERS + layout::LINE;
 
     /// Number of words of such a queue.
     #[must_use]
     pub fn required_words(setup: QueueSetup) -> usize {
-        FIRST_SLOT + setup.slots() as usize * Self::STRIDE
+        setup.first_slot() + setup.slots() as usize * Self::STRIDE
     }
 
     /// Initialises an empty queue. No other thread may use the words before this returns.
@@ -210,6 +231,10 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if setup.depth == 0 || setup.depth > Self::MAX_DEPTH {
             return Err(QueueError::NotAQueue { why: "the depth must be from 1 to 2^20" });
         }
+        if setup.max_held == 0 || setup.max_held > Self::MAX_DEPTH {
+            let why = "the number of held entries must be from 1 to 2^20";
+            return Err(QueueError::NotAQueue { why });
+        }
         let needed = Self::required_words(setup);
         if words.count() < needed {
             return Err(QueueError::NotAQueue { why: "too few words for the depth" });
@@ -217,6 +242,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         words.store(layout::SLOTS, setup.slots(), Relaxed);
         words.store(layout::ENTRY, E as u64, Relaxed);
         words.store(layout::DEPTH, u64::from(setup.depth), Relaxed);
+        words.store(layout::MAX_HELD, u64::from(setup.max_held), Relaxed);
         words.store(layout::OVERFLOW_POLICY, setup.overflow_policy as u64, Relaxed);
         words.store(layout::KIND, layout::LAYOUT, Release);
         Self::attach(words)
@@ -239,14 +265,18 @@ impl<W: Words, const E: usize> Queue<W, E> {
         let policies =
             [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest];
         let policy = words.load(layout::OVERFLOW_POLICY, Relaxed);
-        let depth = words.load(layout::DEPTH, Relaxed);
+        let numbers = [layout::DEPTH, layout::MAX_HELD].map(|at| words.load(at, Relaxed));
+        let [depth, max_held] = numbers;
         let slots = words.load(layout::SLOTS, Relaxed);
-        let setup = policies.into_iter().find(|one| *one as u64 == policy);
-        let setup =
-            setup.map(|overflow_policy| QueueSetup { depth: depth as u32, overflow_policy });
-        let is_valid = |setup: &QueueSetup| {
-            (1..=u64::from(Self::MAX_DEPTH)).contains(&depth) && setup.slots() == slots
-        };
+        let overflow_policy = policies.into_iter().find(|one| *one as u64 == policy);
+        let setup = overflow_policy.map(|overflow_policy| QueueSetup {
+            depth: depth as u32,
+            max_held: max_held as u32,
+            overflow_policy,
+        });
+        let is_in_range = |number: u64| (1..=u64::from(Self::MAX_DEPTH)).contains(&number);
+        let is_valid =
+            |setup: &QueueSetup| numbers.into_iter().all(is_in_range) && setup.slots() == slots;
         let Some(setup) = setup.filter(is_valid) else {
             return refuse("its header is inconsistent");
         };
@@ -254,10 +284,11 @@ impl<W: Words, const E: usize> Queue<W, E> {
             return refuse("it is truncated");
         }
         let (overflow_policy, fork_generation) = (setup.overflow_policy, ForkGeneration::current());
-        Ok(Self { words, slots, depth, overflow_policy, fork_generation })
+        let first_slot = setup.first_slot();
+        Ok(Self { words, setup, first_slot, depth, overflow_policy, fork_generation })
     }
 
-    /// Number of published entries, including skipped positions.
+    /// Number of published entries.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.words.load(layout::TAIL, Acquire)
@@ -269,13 +300,14 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.words.load(layout::DROPPED, Relaxed)
     }
 
-    /// Have all subscribers of the entry at this position released it?
+    /// Have all subscribers of the entry at this position released it, except evicted ones?
     #[inline]
     #[must_use]
     pub fn is_released(&self, position: u64) -> bool {
-        let slot = self.slot(position);
-        self.words.load(slot + layout::SEQUENCE, Acquire) != position + 1
-            || self.words.load(slot + Self::READERS, Acquire) == 0
+        self.find_slot(position).is_none_or(|slot| {
+            let readers = self.words.load(slot + Self::READERS, Acquire);
+            readers == 0 || self.class_of(readers) == HolderClass::Evicted
+        })
     }
 
     /// The number of subscribers.
@@ -316,7 +348,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
 
     /// The last participant of this slot, even if it was removed.
     fn name_at(&self, index: u32) -> u64 {
-        self.words.load(layout::subscriber(index, layout::PARTICIPANT), Acquire) & !layout::REMOVED
+        self.words.load(layout::subscriber(index, layout::PARTICIPANT), Acquire) & !FLAGS
     }
 
     /// The read position of this subscription, and the number of its unread entries that were
@@ -337,8 +369,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
             return tail;
         }
         let own_marks = layout::marks(subscription_id.index());
-        let is_marked = |position: &u64| self.readers_of(*position) & own_marks != 0;
-        self.positions_kept().find(is_marked).unwrap_or(tail)
+        let marked = self.entries_with(own_marks).map(|(position, _)| position);
+        marked.min().unwrap_or(tail)
     }
 
     #[inline]
@@ -346,66 +378,113 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.words.load(layout::ACTIVE, Acquire) as u32
     }
 
-    /// The first word of the slot of a position.
+    /// The first word of the slot that the ring has for a position.
     #[inline]
     fn slot(&self, position: u64) -> usize {
-        FIRST_SLOT + (position % self.slots) as usize * Self::STRIDE
+        let at = position % self.depth;
+        self.slot_named(self.words.load(layout::RING + at as usize, Acquire), at)
+    }
+
+    /// The first word of the slot with this name; 0 stands for the slot of the word itself.
+    #[inline]
+    fn slot_named(&self, name: u64, at: u64) -> usize {
+        // Any process may have written the name.
+        let number = name.checked_sub(1).filter(|number| *number < self.setup.slots());
+        self.first_slot + number.unwrap_or(at) as usize * Self::STRIDE
+    }
+
+    /// The name of a slot.
+    fn name_of_slot(&self, slot: usize) -> u64 {
+        ((slot - self.first_slot) / Self::STRIDE) as u64 + 1
+    }
+
+    /// The first word of a spare slot.
+    fn spare(&self, which: u64) -> usize {
+        let at = self.depth + which;
+        self.slot_named(self.words.load(layout::RING + at as usize, Acquire), at)
+    }
+
+    /// All spare slots that were ever used.
+    fn spares_used(&self) -> impl Iterator<Item = usize> {
+        let used = self.words.load(layout::SPARES_USED, Acquire).min(self.setup.spares());
+        (0..used).map(|which| self.spare(which))
+    }
+
+    /// The slot of the entry at a position, in the ring or held elsewhere.
+    #[inline]
+    fn find_slot(&self, position: u64) -> Option<usize> {
+        let is_there = |slot: &usize| {
+            self.words.load(*slot + layout::SEQUENCE, Acquire) == position.wrapping_add(1)
+        };
+        let slot = self.slot(position);
+        if is_there(&slot) { Some(slot) } else { self.spares_used().find(is_there) }
     }
 
     /// The number of unread entries, and of held entries, of this subscription.
     #[must_use]
     pub fn backlog_of(&self, subscription_id: SubscriptionId) -> (u32, u32) {
         let (cursor, _) = self.progress_of(subscription_id);
-        let own_marks = layout::marks(subscription_id.index());
         let (mut unread, mut held) = (0, 0);
-        for position in self.positions_kept().filter(|at| self.readers_of(*at) & own_marks != 0) {
+        for (position, _) in self.entries_with(layout::marks(subscription_id.index())) {
             if position < cursor { held += 1 } else { unread += 1 }
         }
         (unread, held)
     }
 
-    /// Calls the callback for each unread or held entry of the subscription, from this position
-    /// on; also for a [halted](Self::halt) one.
+    /// Calls the callback with position and entry for each unread or held entry of the subscription,
+    /// from this position on; also for a [halted](Self::halt) one.
     pub fn for_each_unreleased(
         &self,
         subscription_id: SubscriptionId,
         from: u64,
-        mut each: impl FnMut([u64; E]),
+        mut each: impl FnMut(u64, [u64; E]),
     ) {
         let own_marks = layout::marks(subscription_id.index());
-        let is_marked = |position| self.readers_of(position) & own_marks != 0;
-        let kept = self.positions_kept();
-        for position in kept.start.max(from)..kept.end {
-            if is_marked(position) {
-                let entry = self.entry(self.slot(position));
-                // It may have been released meanwhile, and belong to another subscription.
-                if is_marked(position) {
-                    each(entry);
-                }
+        let mut kept: Vec<_> = self.entries_with(own_marks).collect();
+        kept.sort_unstable();
+        for (position, slot) in kept.into_iter().filter(|(position, _)| *position >= from) {
+            let entry = self.entry(slot);
+            // It may have been released meanwhile, and belong to another subscription.
+            if self.readers_at(slot, position) & own_marks != 0 {
+                each(position, entry);
             }
         }
     }
 
-    /// For each subscription with unread or held entries, the oldest position of these.
+    /// The subscriptions that leave no space for one more entry, each with the position of its
+    /// oldest entry that does; the one with the oldest of all has to release it. These are readers
+    /// that have not read a full queue; or, if subscribers hold the maximum of entries, those that
+    /// hold any. Empty while there is space, and if only [evicted](Self::evict) ones hold entries.
     #[must_use]
-    pub fn oldest_of_each(&self) -> Vec<(SubscriptionId, u64)> {
-        let marks = |position| {
-            let readers = self.readers_of(position);
-            (position, (readers >> 32) as u32 | readers as u32)
-        };
-        self.first_of_each(self.positions_kept().map(marks))
+    pub fn blocking(&self) -> Vec<(SubscriptionId, u64)> {
+        if self.has_room() {
+            return Vec::new();
+        }
+        let slot = self.slot(self.position());
+        let readers = self.words.load(slot + Self::READERS, Acquire);
+        // Where entries are dropped, only held ones are in the way.
+        let is_unread = !self.overflow_policy.drops() && self.holder_class(slot, readers).is_none();
+        let marked = self.entries_with(u64::MAX).map(|(position, slot)| {
+            let readers = self.readers_at(slot, position);
+            let all = (readers >> 32) as u32 | readers as u32;
+            let blocks = (0..MAX_SUBSCRIBERS).filter(|index| {
+                all >> index & 1 == 1
+                    && !self.is_evicted(*index)
+                    && self.is_held_at(*index, readers, position) != is_unread
+            });
+            (position, blocks.fold(0, |bits, index| bits | 1 << index))
+        });
+        self.first_of_each(marked)
     }
 
-    /// Where entries are dropped: for each subscription that holds entries, the oldest position
-    /// of these. It may be older than all readable entries.
+    /// Evicted subscriptions that still hold entries, each with the number of these.
     #[must_use]
-    pub fn oldest_held_of_each(&self) -> Vec<(SubscriptionId, u64)> {
-        let held = self.slots_used().filter_map(|slot| {
-            let holders = self.words.load(slot + Self::READERS, Acquire) as u32;
-            let position = self.words.load(slot + layout::SEQUENCE, Acquire).checked_sub(1)?;
-            Some((position, holders & self.readers_of(position) as u32))
-        });
-        self.first_of_each(held)
+    pub fn evicted_holders(&self) -> Vec<(SubscriptionId, u32)> {
+        let evicted = (0..MAX_SUBSCRIBERS).filter(|index| self.is_evicted(*index));
+        let bits = evicted.fold(0, |bits, index| bits | 1 << index);
+        let all = self.subscriptions_among(bits).map(|it| (it, self.backlog_of(it)));
+        let counted = all.map(|(it, (unread, held))| (it, unread + held));
+        counted.filter(|(_, held)| *held > 0).collect()
     }
 
     /// The lowest position for each slot that is marked at one of these positions.
@@ -436,23 +515,26 @@ impl<W: Words, const E: usize> Queue<W, E> {
         from: u64,
         mut is_meant: impl FnMut([u64; E]) -> bool,
     ) -> Option<u64> {
-        let kept = self.positions_kept();
-        (kept.start.max(from)..kept.end).find(|position| {
+        let mut kept: Vec<_> = self.entries_with(u64::MAX).collect();
+        kept.sort_unstable();
+        let mut later = kept.into_iter().filter(|(position, _)| *position >= from);
+        let found = later.find(|(position, slot)| {
             // The filter does not cover an entry that was published there meanwhile.
-            self.readers_of(*position) != 0
-                && is_meant(self.entry(self.slot(*position)))
-                && self.readers_of(*position) != 0
+            is_meant(self.entry(*slot)) && self.readers_at(*slot, *position) != 0
+        });
+        found.map(|(position, _)| position)
+    }
+
+    /// Position and slot of each entry that has any of these marks.
+    fn entries_with(&self, marks: u64) -> impl Iterator<Item = (u64, usize)> {
+        self.slots_used().filter_map(move |slot| {
+            let position = self.words.load(slot + layout::SEQUENCE, Acquire).checked_sub(1)?;
+            (self.readers_at(slot, position) & marks != 0).then_some((position, slot))
         })
     }
 
-    fn positions_kept(&self) -> std::ops::Range<u64> {
-        let tail = self.position();
-        tail.saturating_sub(self.slots)..tail
-    }
-
     /// The marks of the entry at a position; none if its slot has another entry.
-    fn readers_of(&self, position: u64) -> u64 {
-        let slot = self.slot(position);
+    fn readers_at(&self, slot: usize, position: u64) -> u64 {
         let readers = self.words.load(slot + Self::READERS, Acquire);
         let is_there = self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1;
         if is_there { readers } else { 0 }
@@ -460,7 +542,47 @@ impl<W: Words, const E: usize> Queue<W, E> {
 
     /// The slots that ever had an entry: the others need not be touched.
     fn slots_used(&self) -> impl Iterator<Item = usize> {
-        (0..self.slots.min(self.position())).map(|position| self.slot(position))
+        let spares = self.words.load(layout::SPARES_USED, Acquire).min(self.setup.spares());
+        let ring = 0..self.depth.min(self.position());
+        let all = ring.chain(self.depth..self.depth + spares);
+        all.map(|number| self.first_slot + number as usize * Self::STRIDE)
+    }
+
+    fn is_evicted(&self, index: u32) -> bool {
+        self.words.load(layout::subscriber(index, layout::PARTICIPANT), Acquire) & EVICTED != 0
+    }
+
+    /// Has the subscriber taken the entry at this position, which has its mark? A role that no
+    /// entries may be dropped for keeps what it has not passed on: it counts as unread.
+    fn is_held_at(&self, index: u32, readers: u64, position: u64) -> bool {
+        if self.overflow_policy.drops() {
+            return readers & layout::held_bit(index) != 0;
+        }
+        let is_role = || {
+            Participant::from_number(self.name_at(index) as u32).is_some_and(Participant::is_role)
+        };
+        // A stopped or evicted subscriber has no unread entries.
+        let word = |which| self.words.load(layout::subscriber(index, which), Acquire);
+        (self.active() >> index & 1 == 0 || word(layout::CURSOR) > position) && !is_role()
+    }
+
+    /// Who holds the entry in this slot, which has these marks. None if anyone has it unread.
+    fn holder_class(&self, slot: usize, readers: u64) -> Option<HolderClass> {
+        if self.overflow_policy.drops() {
+            return (readers & layout::UNREAD == 0).then(|| self.class_of(readers));
+        }
+        let position = self.words.load(slot + layout::SEQUENCE, Acquire).checked_sub(1)?;
+        let mut marked = (0..MAX_SUBSCRIBERS).filter(|index| readers & layout::marks(*index) != 0);
+        let is_held = marked.all(|index| self.is_held_at(index, readers, position));
+        is_held.then(|| self.class_of(readers))
+    }
+
+    fn class_of(&self, readers: u64) -> HolderClass {
+        let mut marked = (0..MAX_SUBSCRIBERS).filter(|index| readers & layout::marks(*index) != 0);
+        match marked.all(|index| self.is_evicted(index)) {
+            true => HolderClass::Evicted,
+            false => HolderClass::Subscribed,
+        }
     }
 
     #[inline]

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Instant;
 
 use super::layout::{self, UNREAD};
-use super::{OverflowPolicy, Queue, QueueError, Result};
+use super::{HolderClass, OverflowPolicy, Queue, QueueError, Result};
 use crate::doorbell::{Doorbell, WaitStrategy};
 use crate::lock::{Acquired, Guard};
 use crate::participant::Caller;
@@ -95,31 +95,22 @@ impl<W: Words, const E: usize> Queue<W, E> {
             return Err(QueueError::NoSubscribers);
         }
         self.prefetch_slot(tail);
-        let position = match self.overflow_policy {
-            OverflowPolicy::Reject => {
-                if self.words.load(self.slot(tail) + Self::READERS, Acquire) != 0 {
-                    return Err(QueueError::Full);
-                }
-                tail
-            }
-            OverflowPolicy::DropOldest | OverflowPolicy::DropNewest => {
-                locked.drop_oldest_entries(tail, active, &mut dispose)?;
-                locked.first_not_held(tail, active, &mut dispose)?
-            }
+        let slot = self.slot(tail);
+        let slot = match self.words.load(slot + Self::READERS, Acquire) {
+            0 => slot,
+            readers => locked.make_space(slot, readers, active, &mut dispose)?,
         };
-        let slot = self.slot(position);
-        if !self.was_disposed(slot, position)
-            && self.words.load(slot + layout::SEQUENCE, Relaxed) != 0
+        if !self.was_disposed(slot, tail) && self.words.load(slot + layout::SEQUENCE, Relaxed) != 0
         {
             // Its last reader died before it disposed of it. Do that before the slot is reused,
             // or it could be lost again.
             dispose(self.entry(slot));
         }
-        hand_over(position);
-        locked.write(slot, position, entry, active);
+        hand_over(tail);
+        locked.write(slot, tail, entry, active);
         drop(locked);
         self.messages().ring();
-        Ok(Published { position, readers: active.count_ones() })
+        Ok(Published { position: tail, readers: active.count_ones() })
     }
 
     /// Prefetches the lines that the next call of `publish` writes to.
@@ -139,7 +130,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// cost a transfer from polling readers, and back.
     #[inline]
     pub(super) fn was_disposed(&self, slot: usize, position: u64) -> bool {
-        let before = position.checked_sub(self.slots).map(|before| before + 1);
+        let before = position.checked_sub(self.depth).map(|before| before + 1);
         before == Some(self.words.load(slot + Self::DISPOSED, Acquire))
     }
 
@@ -171,13 +162,37 @@ impl<W: Words, const E: usize> Queue<W, E> {
             || self.words.load(self.slot(position) + layout::SEQUENCE, Acquire) == position + 1
     }
 
-    /// Would an entry be accepted now?
+    /// Would an entry be accepted now? Where entries are dropped, unread ones leave space.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        let tail = self.words.load(layout::TAIL, Acquire);
-        let slots = if self.overflow_policy.drops() { self.slots } else { 1 };
-        let is_free = |position| self.words.load(self.slot(position) + Self::READERS, Acquire) == 0;
-        (tail..tail.saturating_add(slots)).any(is_free)
+        let slot = self.slot(self.words.load(layout::TAIL, Acquire));
+        let mut readers = self.words.load(slot + Self::READERS, Acquire);
+        if self.overflow_policy.drops() {
+            readers &= !UNREAD;
+        }
+        let class = || self.holder_class(slot, readers);
+        readers == 0 || class().is_some_and(|class| self.find_spare(class).is_some())
+    }
+
+    /// A spare slot for an entry that is held: one that was used before and is free, or the next.
+    /// None if subscribers, or evicted ones, hold the maximum of entries in such slots.
+    fn find_spare(&self, class: HolderClass) -> Option<u64> {
+        let (mut free, mut taken) = (None, 0);
+        let mut which = 0;
+        for slot in self.spares_used() {
+            let mut readers = self.words.load(slot + Self::READERS, Acquire);
+            if self.overflow_policy.drops() {
+                readers &= !UNREAD;
+            }
+            if readers == 0 {
+                free = free.or(Some(which));
+            } else if self.class_of(readers) == class {
+                taken += 1;
+            }
+            which += 1;
+        }
+        let next = (which < self.setup.spares()).then_some(which);
+        free.or(next).filter(|_| taken < u64::from(self.setup.max_held))
     }
 
     /// Visits all entries that were delivered and not disposed of, while publishers are locked
@@ -212,51 +227,96 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
         for (at, word) in entry.into_iter().enumerate() {
             words.store(slot + layout::PAYLOAD + at, word, Release);
         }
-        if self.queue.overflow_policy.drops() {
-            let number = position.wrapping_sub(words.load(layout::SKIPPED, Relaxed));
-            words.store(slot + Queue::<W, E>::NUMBER, number, Release);
-        }
         words.store(slot + Queue::<W, E>::READERS, u64::from(active) << 32, Release);
         words.store(slot + layout::SEQUENCE, position + 1, Release);
         words.store(layout::TAIL, position + 1, Release);
     }
 
-    /// Takes back entries that are too old for one more entry, from subscribers that have not
-    /// read them. Only entries count, not positions: entries that others hold make no
-    /// subscriber miss anything.
+    /// Makes space for one more entry in the ring, whose next slot has an entry with these marks.
+    /// Takes it back from subscribers that have not read it, where entries are dropped. If it is
+    /// held, a spare slot takes its place.
     ///
     /// # Errors
-    /// `Full` if the policy drops the newest entry, and no subscriber has space for it.
-    fn drop_oldest_entries(
+    /// `Full`.
+    #[cold]
+    fn make_space(
         &self,
-        tail: u64,
+        slot: usize,
+        readers: u64,
         active: u32,
         dispose: &mut impl FnMut([u64; E]),
-    ) -> Result<()> {
-        let (words, depth) = (self.words(), self.queue.depth);
-        let next = tail.wrapping_sub(words.load(layout::SKIPPED, Relaxed));
-        let first = words.load(layout::OLDEST, Relaxed);
-        let mut oldest = first.max(tail.saturating_sub(self.queue.slots));
-        // Later positions have numbers that are not too old, either.
-        while oldest.saturating_add(depth) <= tail {
-            let slot = self.queue.slot(oldest);
-            if words.load(slot + layout::SEQUENCE, Acquire) == oldest + 1 {
-                if words.load(slot + Queue::<W, E>::NUMBER, Relaxed).saturating_add(depth) > next {
-                    break;
-                }
-                let waits = words.load(slot + Queue::<W, E>::READERS, Acquire) >> 32;
-                if self.queue.overflow_policy == OverflowPolicy::DropNewest
-                    && u64::from(active) & !waits == 0
-                {
-                    words.store(layout::OLDEST, oldest, Relaxed);
-                    return Err(QueueError::Full);
-                }
-                self.drop_entry(slot, dispose);
-            }
-            oldest += 1;
+    ) -> Result<usize> {
+        let queue = self.queue;
+        if !queue.overflow_policy.drops() {
+            return match queue.holder_class(slot, readers) {
+                Some(class) => self.use_spare(class, dispose),
+                // It was released meanwhile.
+                None if self.words().load(slot + Queue::<W, E>::READERS, Acquire) == 0 => Ok(slot),
+                None => Err(QueueError::Full),
+            };
         }
-        words.store(layout::OLDEST, oldest, Relaxed);
-        Ok(())
+        if queue.overflow_policy == OverflowPolicy::DropNewest
+            && u64::from(active) & !(readers >> 32) == 0
+        {
+            return Err(QueueError::Full);
+        }
+        let held = readers & !UNREAD;
+        if held != 0 && queue.find_spare(queue.class_of(held)).is_none() {
+            return Err(QueueError::Full);
+        }
+        self.drop_entry(slot, dispose);
+        // It may have been claimed just now.
+        match self.words().load(slot + Queue::<W, E>::READERS, Acquire) {
+            0 => Ok(slot),
+            held => self.use_spare(queue.class_of(held), dispose),
+        }
+    }
+
+    /// Puts a spare slot in the place of the next slot of the ring, which becomes a spare one.
+    fn use_spare(&self, class: HolderClass, dispose: &mut impl FnMut([u64; E])) -> Result<usize> {
+        let (queue, words) = (self.queue, self.words());
+        let which = queue.find_spare(class).ok_or(QueueError::Full)?;
+        let spare = queue.spare(which);
+        if words.load(spare + Queue::<W, E>::READERS, Acquire) & UNREAD != 0 {
+            // A reader had claimed it by mistake, when its entry was dropped.
+            self.drop_entry(spare, dispose);
+            if words.load(spare + Queue::<W, E>::READERS, Acquire) != 0 {
+                return Err(QueueError::Full);
+            }
+        }
+        if words.load(layout::SPARES_USED, Relaxed) <= which {
+            words.store(layout::SPARES_USED, which + 1, Release);
+        }
+        let at = words.load(layout::TAIL, Relaxed) % queue.depth;
+        let held = queue.name_of_slot(queue.slot(at));
+        // Until the second store the held slot is in both places, so that its readers find it.
+        words.store(layout::RING + (queue.depth + which) as usize, held, Release);
+        words.store(layout::RING + at as usize, queue.name_of_slot(spare), Release);
+        Ok(spare)
+    }
+
+    /// Finishes [`use_spare`](Self::use_spare) of a dead owner: a slot that is in the ring is not a
+    /// spare one, but the slot that is in no place is.
+    fn repair_spares(&self) {
+        let (queue, words) = (self.queue, self.words());
+        let used = words.load(layout::SPARES_USED, Acquire).min(queue.setup.spares());
+        let mut is_named = vec![false; queue.setup.slots() as usize];
+        let number = |slot| (queue.name_of_slot(slot) - 1) as usize;
+        for at in 0..queue.depth {
+            is_named[number(queue.slot(at))] = true;
+        }
+        let named_twice = (0..used).filter(|which| {
+            let number = number(queue.spare(*which));
+            std::mem::replace(&mut is_named[number], true)
+        });
+        let named_twice: Vec<_> = named_twice.collect();
+        let known = (queue.depth + used) as usize;
+        let mut unnamed = is_named.into_iter().take(known).enumerate();
+        for which in named_twice {
+            let Some((number, _)) = unnamed.find(|(_, is_named)| !is_named) else { return };
+            let at = layout::RING + (queue.depth + which) as usize;
+            words.store(at, number as u64 + 1, Release);
+        }
     }
 
     /// Clears the marks of subscribers that have not read an entry.
@@ -280,109 +340,27 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
         }
     }
 
-    /// The first position from here on whose slot is not held.
-    fn first_not_held(
-        &self,
-        tail: u64,
-        active: u32,
-        dispose: &mut impl FnMut([u64; E]),
-    ) -> Result<u64> {
-        let words = self.words();
-        let mut positions = tail..tail + self.queue.slots;
-        let free = |position: &u64| {
-            let slot = self.queue.slot(*position);
-            let readers = words.load(slot + Queue::<W, E>::READERS, Acquire);
-            readers == 0
-                || readers & UNREAD != 0 && self.is_overdue(slot) && {
-                    self.drop_entry(slot, dispose);
-                    words.load(slot + Queue::<W, E>::READERS, Acquire) == 0
-                }
-        };
-        let position = match positions.find(free) {
-            Some(position) => position,
-            None => self.reclaim_oldest(tail, active, dispose).ok_or(QueueError::Full)?,
-        };
-        if position != tail {
-            let skipped = words.load(layout::SKIPPED, Relaxed).wrapping_add(position - tail);
-            words.store(layout::SKIPPED, skipped, Relaxed);
-        }
-        Ok(position)
-    }
-
-    /// When other subscribers hold all other slots, takes back the oldest unread entry, though
-    /// it is not too old: held entries must not stop the queue.
-    #[cold]
-    fn reclaim_oldest(
-        &self,
-        tail: u64,
-        active: u32,
-        dispose: &mut impl FnMut([u64; E]),
-    ) -> Option<u64> {
-        if !self.queue.overflow_policy.drops() {
-            return None;
-        }
-        let words = self.words();
-        let readers =
-            |position| words.load(self.queue.slot(position) + Queue::<W, E>::READERS, Acquire);
-        let may_go = |position: &u64| {
-            let (waits, holds) = (readers(*position) >> 32, readers(*position) & !UNREAD);
-            let has_room = u64::from(active) & !waits != 0;
-            holds == 0 && (self.queue.overflow_policy != OverflowPolicy::DropNewest || has_room)
-        };
-        let number = |position: &u64| {
-            words.load(self.queue.slot(*position) + Queue::<W, E>::NUMBER, Relaxed)
-        };
-        let position = (tail..tail + self.queue.slots).filter(may_go).min_by_key(number)?;
-        self.drop_entry(self.queue.slot(position), dispose);
-        // It may have been claimed just now.
-        (readers(position) == 0).then_some(position)
-    }
-
-    /// Should an unread entry have been dropped before? It was claimed at that moment by a
-    /// reader that reverted its claim.
-    fn is_overdue(&self, slot: usize) -> bool {
-        let sequence = self.words().load(slot + layout::SEQUENCE, Acquire);
-        sequence != 0 && sequence <= self.words().load(layout::OLDEST, Relaxed)
-    }
-
     /// After the death of a lock owner: completes its operation.
     #[cold]
     fn repair(&self) {
         self.repair_tail();
-        if self.queue.overflow_policy.drops() {
-            self.repair_skipped();
-        }
+        self.repair_spares();
         self.queue.finish_removals();
-    }
-
-    /// A dead owner may have skipped positions, and delivered nothing: they count for the next
-    /// entry.
-    fn repair_skipped(&self) {
-        let words = self.words();
-        if let Some(last) = words.load(layout::TAIL, Acquire).checked_sub(1) {
-            let number = words.load(self.queue.slot(last) + Queue::<W, E>::NUMBER, Acquire);
-            words.store(layout::SKIPPED, last.saturating_sub(number), Relaxed);
-        }
     }
 
     /// Was the entry of a dead publisher delivered, or not?
     fn repair_tail(&self) {
         let words = self.words();
         let tail = words.load(layout::TAIL, Acquire);
-        for position in tail..tail.saturating_add(self.queue.slots) {
-            let slot = self.queue.slot(position);
-            match words.load(slot + layout::SEQUENCE, Acquire) {
-                // It was: only the tail is behind.
-                sequence if sequence == position + 1 => {
-                    words.store(layout::TAIL, position + 1, Release);
-                    return;
-                }
-                // It was not: no reader has seen the marks.
-                0 if words.load(slot + Queue::<W, E>::READERS, Acquire) != 0 => {
-                    words.store(slot + Queue::<W, E>::READERS, 0, Release);
-                }
-                _ => {}
+        let slot = self.queue.slot(tail);
+        match words.load(slot + layout::SEQUENCE, Acquire) {
+            // It was: only the tail is behind.
+            sequence if sequence == tail + 1 => words.store(layout::TAIL, tail + 1, Release),
+            // It was not: no reader has seen the marks.
+            0 if words.load(slot + Queue::<W, E>::READERS, Acquire) != 0 => {
+                words.store(slot + Queue::<W, E>::READERS, 0, Release);
             }
+            _ => {}
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use threads::ForkGeneration;
 
 use super::Queue;
-use super::layout::{self, held_bit, unread_bit};
+use super::layout::{self, EVICTED, held_bit, unread_bit};
 use crate::doorbell::{Doorbell, WaitStrategy};
 use crate::participant::Participant;
 use crate::words::Words;
@@ -141,15 +141,15 @@ impl<W: Words, const E: usize> Queue<W, E> {
         }
     }
 
-    /// Is it still subscribed? Not if it was removed, as dead or too slow, or if it is a forked
-    /// copy of its parent's: then it gets no more entries.
+    /// Is it still subscribed? Not if it was removed, as dead, or evicted, as too slow, or if it is a
+    /// forked copy of its parent's: then it gets no more entries.
     #[inline]
     #[must_use]
     pub fn is_subscribed(&self, subscriber: &Subscriber) -> bool {
         self.is_subscription_active(subscriber.subscription_id)
     }
 
-    /// Does this subscription still exist, and was it made after the last fork?
+    /// Does this subscription get entries, and was it made after the last fork?
     #[inline]
     #[must_use]
     pub fn is_subscription_active(&self, subscription_id: SubscriptionId) -> bool {
@@ -158,13 +158,23 @@ impl<W: Words, const E: usize> Queue<W, E> {
             && subscription_id.fork_generation.is_current()
     }
 
-    /// Did this subscription exist while the caller read what its held entries name? Then
-    /// nothing of that was disposed of before it was read.
+    /// Does it keep the entries that it holds? It does so until it has ended, even if it was stopped
+    /// or [evicted](Self::evict), unless its participant was taken for dead.
     #[inline]
     #[must_use]
-    pub fn was_subscription_active(&self, subscription_id: SubscriptionId) -> bool {
+    pub fn holds_entries(&self, subscription_id: SubscriptionId) -> bool {
+        let at = layout::subscriber(subscription_id.index, layout::PARTICIPANT);
+        self.words.load(at, Relaxed) & !EVICTED == subscription_id.name
+            && subscription_id.fork_generation.is_current()
+    }
+
+    /// Did this subscription hold its entries while the caller read what they name? Then nothing of
+    /// that was disposed of before it was read.
+    #[inline]
+    #[must_use]
+    pub fn held_entries(&self, subscription_id: SubscriptionId) -> bool {
         self.words.fence_loads();
-        self.is_subscription_active(subscription_id)
+        self.holds_entries(subscription_id)
     }
 
     /// Waits for the next entry; None if the deadline passes.
@@ -216,6 +226,12 @@ impl<W: Words, const E: usize> Queue<W, E> {
             let entry = self.entry_of(slot, position)?;
             if is_delivered {
                 self.advance(subscriber, position + 1);
+                // Either the process that evicts it sees that this entry is held, or this sees the
+                // eviction. Then the entry may keep a mark until the subscription ends.
+                self.words.light_fence();
+                if !self.is_subscribed(subscriber) {
+                    return None;
+                }
                 return Some(TakenEntry { entry, position, missed: subscriber.take_unreported() });
             }
             // A stopped subscription gets no entries, so it has missed none.
@@ -261,7 +277,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
             let slot = self.slot(position);
             let sequence = self.words.load(slot + layout::SEQUENCE, Acquire);
             if sequence == position + 1 {
-                if self.claim(subscriber.index(), slot, position) {
+                if self.claim(subscriber.subscription_id, slot, position) {
                     let entry = self.entry_of(slot, position)?;
                     self.advance(subscriber, position + 1);
                     // The dropping process counts it a moment later.
@@ -283,9 +299,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
                 if self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1 {
                     continue;
                 }
-                // Skipped, or dropped and overwritten. Far behind: continue at the oldest
-                // existing entry.
-                let oldest = tail.saturating_sub(self.slots);
+                // Dropped, and perhaps overwritten. Far behind: continue at the oldest existing
+                // entry.
+                let oldest = tail.saturating_sub(self.depth);
                 if position < oldest {
                     self.advance(subscriber, oldest);
                     continue;
@@ -305,9 +321,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
     }
 
     /// Changes "unread" to "held", if the mark is still set.
-    fn claim(&self, index: u32, slot: usize, position: u64) -> bool {
-        let unread = unread_bit(index);
-        let held = held_bit(index);
+    fn claim(&self, subscription_id: SubscriptionId, slot: usize, position: u64) -> bool {
+        let unread = unread_bit(subscription_id.index);
+        let held = held_bit(subscription_id.index);
         if !self.change_mark(slot, unread, held) {
             return false;
         }
@@ -317,6 +333,10 @@ impl<W: Words, const E: usize> Queue<W, E> {
         // Meanwhile the slot got another entry, which was claimed by mistake. A subscriber that
         // was removed since then has nothing to revert.
         self.change_mark(slot, held, unread);
+        if !self.is_subscription_active(subscription_id) {
+            // Its unread entries were given up in between.
+            self.change_mark(slot, unread, 0);
+        }
         false
     }
 
@@ -351,16 +371,14 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// Like [`release`](Self::release), from any thread, whatever the subscriber does.
     #[inline]
     pub fn release_by(&self, subscription_id: SubscriptionId, position: u64) -> Option<[u64; E]> {
-        let slot = self.slot(position);
         let own_marks = layout::marks(subscription_id.index);
         // A removed subscriber has nothing to release. If it is removed at this moment, no
         // other subscriber gets its slot before the subscription has ended.
-        if !self.is_subscription_active(subscription_id) {
+        if !self.holds_entries(subscription_id) {
             return None;
         }
-        if self.words.load(slot + layout::SEQUENCE, Acquire) != position + 1 {
-            return None;
-        }
+        // The slot keeps this entry as long as it has the mark.
+        let slot = self.find_slot(position)?;
         let entry = self.entry(slot);
         let was = self.words.fetch_and(slot + Self::READERS, !own_marks);
         if was & own_marks == 0 || was & !own_marks != 0 {
@@ -376,8 +394,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
     pub fn mark_disposed(&self, position: u64) {
         // Before the tail has passed it, a publisher may be dying at this entry, and the
         // sequence is the proof that it was delivered.
-        if self.words.load(layout::TAIL, Acquire) > position {
-            let slot = self.slot(position);
+        if self.words.load(layout::TAIL, Acquire) > position
+            && let Some(slot) = self.find_slot(position)
+        {
             let at = slot + layout::SEQUENCE;
             if self.words.compare_exchange(at, position + 1, 0).is_ok() {
                 // If it has another entry by now, its publisher checks by itself.

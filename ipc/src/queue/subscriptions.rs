@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::layout::{
-    self, MAX_PROCESS_SUBSCRIBERS, MAX_SUBSCRIBERS, REMOVED, held_bit, unread_bit,
+    self, EVICTED, FLAGS, MAX_PROCESS_SUBSCRIBERS, MAX_SUBSCRIBERS, REMOVED, held_bit, unread_bit,
 };
 use super::{Queue, QueueError, Result, Subscriber, SubscriptionId};
 use crate::participant::{Caller, Participant};
@@ -29,6 +29,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
         caller: &Caller<'_>,
         participant: Participant,
     ) -> Result<Subscriber> {
+        // Before it takes the first entry.
+        self.words.prepare_light_fence();
         let locked = self.lock(caller)?;
         let name = |index| self.words.load(layout::subscriber(index, layout::PARTICIPANT), Relaxed);
         let is_free = |index: &u32| name(*index) == 0 && self.active() >> index & 1 == 0;
@@ -65,6 +67,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         participant: Participant,
         mut dispose: impl FnMut([u64; E]),
     ) -> Result<Option<Subscriber>> {
+        self.words.prepare_light_fence();
         let locked = self.lock(caller)?;
         let mut subscriptions = self.subscription_ids();
         let Some(old) = subscriptions.find(|old| old.participant() == Some(participant)) else {
@@ -84,7 +87,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         let resumed = self.words.load(layout::TAIL, Relaxed);
         for slot in self.slots_used() {
             let sequence = self.words.load(slot + layout::SEQUENCE, Acquire);
-            if sequence != 0 && sequence + self.slots <= resumed {
+            if sequence != 0 && sequence + self.depth <= resumed {
                 self.count_missed(slot, index, &mut dispose);
             } else {
                 self.change_mark(slot, held_bit(index), unread_bit(index));
@@ -150,7 +153,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.deactivate(subscription_id.index());
         let tail = self.words.load(layout::TAIL, Relaxed);
         let (cursor, _) = self.progress_of(subscription_id);
-        for position in cursor.max(tail.saturating_sub(self.slots))..tail {
+        for position in cursor.max(tail.saturating_sub(self.depth))..tail {
             let slot = self.slot(position);
             if self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1 {
                 self.clear_marks(slot, layout::marks(subscription_id.index()), &mut dispose);
@@ -191,28 +194,51 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.end(caller, subscription_id, RemovedSlot::Freed, dispose)
     }
 
-    /// Takes all entries from another participant's subscription, whose owner lives and may be
-    /// doing anything. The subscription becomes [inactive](Self::is_subscription_active) before
-    /// anything is disposed of. Its slot is not reused until the owner
-    /// [ends](Self::end_subscription) the subscription or is [dead](Self::remove_participant),
-    /// so that a concurrent release affects no other subscription.
-    ///
-    /// If the owner makes a store, then a [fence](Words::fence), and then finds its
-    /// subscription active, the store is visible to the process that disposes of its held
-    /// entries.
+    /// Ends another participant's subscription for being too slow; its owner lives and may be doing
+    /// anything. It gets no more entries, and its unread ones are given up; those that it holds stay
+    /// as they are until it releases them, or [ends](Self::end_subscription) the subscription, or is
+    /// [dead](Self::remove_participant). Until then its slot is not reused. The subscription is
+    /// [inactive](Self::is_subscription_active) before anything is disposed of.
     ///
     /// If the caller dies here, the next lock owner completes the eviction. A second call does
     /// no harm.
     ///
     /// # Errors
-    /// As [`end_subscription`](Self::end_subscription).
+    /// `LockTimeout`: then it is still subscribed. `NotSubscribed` if it has ended before.
     pub fn evict(
         &self,
         caller: &Caller<'_>,
         subscription_id: SubscriptionId,
-        dispose: impl FnMut([u64; E]),
+        mut dispose: impl FnMut([u64; E]),
     ) -> Result<()> {
-        self.end(caller, subscription_id, RemovedSlot::Reserved, dispose)
+        let locked = self.lock(caller)?;
+        let (index, name) = (subscription_id.index(), subscription_id.to_bits());
+        let at = layout::subscriber(index, layout::PARTICIPANT);
+        if self.words.load(at, Relaxed) & !EVICTED != name {
+            return Err(QueueError::NotSubscribed);
+        }
+        // First: from now on it takes nothing.
+        self.words.store(at, name | EVICTED, Release);
+        for (slot, marks) in self.unread_of_evicted(index) {
+            self.clear_marks(slot, marks, &mut dispose);
+        }
+        drop(locked);
+        self.room().ring();
+        Ok(())
+    }
+
+    /// Slots of the unread entries of an evicted subscriber, each with its marks there. From now on
+    /// it gets no more. The queue must be locked.
+    fn unread_of_evicted(&self, index: u32) -> impl Iterator<Item = (usize, u64)> {
+        // Either this sees what it has taken, or it has seen the eviction.
+        self.words.heavy_fence();
+        self.deactivate(index);
+        let cursor = self.words.load(layout::subscriber(index, layout::CURSOR), Acquire);
+        let drops = self.overflow_policy.drops();
+        let marks = if drops { unread_bit(index) } else { layout::marks(index) };
+        let is_unread =
+            move |slot: &usize| drops || self.words.load(slot + layout::SEQUENCE, Acquire) > cursor;
+        self.slots_used().filter(is_unread).map(move |slot| (slot, marks))
     }
 
     fn end(
@@ -222,7 +248,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         then: RemovedSlot,
         dispose: impl FnMut([u64; E]),
     ) -> Result<()> {
-        let is_meant = |name| name & !REMOVED == subscription_id.to_bits();
+        let is_meant = |name| name & !FLAGS == subscription_id.to_bits();
         let is_removed = self.remove(caller, subscription_id.index(), is_meant, then, dispose)?;
         if is_removed { Ok(()) } else { Err(QueueError::NotSubscribed) }
     }
@@ -243,7 +269,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     ) -> Result<usize> {
         let mut removed = 0;
         for index in 0..MAX_SUBSCRIBERS {
-            let of_participant = |name: u64| (name & !REMOVED) as u32 == participant.number();
+            let of_participant = |name: u64| (name & !FLAGS) as u32 == participant.number();
             let is_removed =
                 self.remove(caller, index, of_participant, RemovedSlot::Reclaimed, &mut dispose)?;
             removed += usize::from(is_removed);
@@ -308,21 +334,24 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if then == RemovedSlot::Reclaimed {
             self.words.store(layout::subscriber(index, layout::HAS_STALE_OWNER), 1, Relaxed);
         }
-        if then != RemovedSlot::Reserved {
-            // Last: if the caller dies before, another process repeats the removal.
-            self.words.store(at, 0, Release);
-        }
+        // Last: if the caller dies before, another process repeats the removal.
+        self.words.store(at, 0, Release);
         drop(locked);
         self.room().ring();
         Ok(true)
     }
 
     /// After the death of a lock owner: the subscribers that it was about to remove lose all
-    /// entries. Entries without readers are disposed of by the next process that reaches them.
-    /// The queue must be locked.
+    /// entries, and evicted ones their unread entries. Entries without readers are disposed of by the
+    /// next process that reaches them. The queue must be locked.
     pub(super) fn finish_removals(&self) {
         let name_of =
             |index| self.words.load(layout::subscriber(index, layout::PARTICIPANT), Acquire);
+        for index in (0..MAX_SUBSCRIBERS).filter(|index| self.is_evicted(*index)) {
+            for (slot, marks) in self.unread_of_evicted(index) {
+                self.remove_marks(slot, marks);
+            }
+        }
         let leaving = (0..MAX_SUBSCRIBERS).filter(|index| name_of(*index) & REMOVED != 0);
         let slot_bits = leaving.fold(0_u32, |slot_bits, index| slot_bits | 1 << index);
         if slot_bits == 0 {
@@ -333,10 +362,12 @@ impl<W: Words, const E: usize> Queue<W, E> {
         let active = u64::from(self.active() & !slot_bits);
         self.words.store(layout::ACTIVE, active, Release);
         let marks = u64::from(slot_bits) << 32 | u64::from(slot_bits);
-        for slot in self.slots_used() {
-            if self.words.load(slot + Self::READERS, Acquire) & marks != 0 {
-                self.words.fetch_and(slot + Self::READERS, !marks);
-            }
+        self.slots_used().for_each(|slot| self.remove_marks(slot, marks));
+    }
+
+    fn remove_marks(&self, slot: usize, marks: u64) {
+        if self.words.load(slot + Self::READERS, Acquire) & marks != 0 {
+            self.words.fetch_and(slot + Self::READERS, !marks);
         }
     }
 }
@@ -348,6 +379,4 @@ enum RemovedSlot {
     Freed,
     /// Free: the owner is dead, or was taken for dead.
     Reclaimed,
-    /// Reserved: the previous owner may still act on it.
-    Reserved,
 }

@@ -12,7 +12,11 @@ use crate::words::LocalWords;
 type Short = Queue<LocalWords, 1>;
 
 fn queue(depth: u32, overflow_policy: OverflowPolicy) -> Short {
-    let setup = QueueSetup { depth, overflow_policy };
+    queue_holding(depth, depth, overflow_policy)
+}
+
+fn queue_holding(depth: u32, max_held: u32, overflow_policy: OverflowPolicy) -> Short {
+    let setup = QueueSetup { depth, max_held, overflow_policy };
     Queue::format(LocalWords::zeroed(Short::required_words(setup)), setup).unwrap()
 }
 
@@ -153,7 +157,7 @@ fn slow_subscriber_costs_others_no_entries() {
 #[test]
 fn held_entries_do_not_reduce_the_depth_of_others() {
     for overflow_policy in [OverflowPolicy::DropOldest, OverflowPolicy::DropNewest] {
-        let queue = queue(16, overflow_policy);
+        let queue = queue_holding(16, 20, overflow_policy);
         let me = caller(0);
         let (mut keeps_up, mut holds) =
             (queue.subscribe(&me).unwrap(), queue.subscribe(&me).unwrap());
@@ -171,7 +175,7 @@ fn held_entries_do_not_reduce_the_depth_of_others() {
                 read += 1;
             }
         }
-        assert_eq!(queue.oldest_held_of_each(), [(holds.subscription_id(), 0)]);
+        assert_eq!(queue.backlog_of(holds.subscription_id()).1, 20);
         for held in 0..20 {
             assert!(queue.release(&holds, held).is_some(), "{held} must still be held");
         }
@@ -181,7 +185,7 @@ fn held_entries_do_not_reduce_the_depth_of_others() {
 #[test]
 fn held_entries_and_an_idle_reader_block_no_others() {
     for overflow_policy in [OverflowPolicy::DropOldest, OverflowPolicy::DropNewest] {
-        let queue = queue(16, overflow_policy);
+        let queue = queue_holding(16, 56, overflow_policy);
         let me = caller(0);
         let [mut keeps_up, mut first, mut second, mut idle] =
             [(); 4].map(|()| queue.subscribe(&me).unwrap());
@@ -193,7 +197,7 @@ fn held_entries_and_an_idle_reader_block_no_others() {
             queue.release(keeps_up, taken.position);
             value += 1;
         };
-        // Together they leave fewer slots than the depth.
+        // Together they hold the maximum.
         for holder in [&mut first, &mut second] {
             for _ in 0..30 {
                 publish(&mut keeps_up);
@@ -288,7 +292,6 @@ fn resumed_role_misses_nothing() {
         assert_eq!(queue.release(&before, 1), Some([1]));
         queue.mark_disposed(1);
         assert_eq!(queue.oldest_unreleased(before.subscription_id()), 0);
-        assert_eq!(queue.oldest_of_each(), [(before.subscription_id(), 0)]);
         assert_eq!(queue.backlog_of(before.subscription_id()), (1, 2));
         assert_eq!(queue.remove_participant(&second, first.me, |entry| panic!("{entry:?}")), Ok(0));
 
@@ -303,7 +306,7 @@ fn resumed_role_misses_nothing() {
         let mut seen = Vec::new();
         while let Some(taken) = queue.take(&mut after) {
             seen.push(taken.entry[0]);
-            assert_eq!(queue.oldest_of_each(), [(after.subscription_id(), taken.position)]);
+            assert_eq!(queue.oldest_unreleased(after.subscription_id()), taken.position);
             assert_eq!(
                 queue.release_by(after.subscription_id(), taken.position),
                 Some(taken.entry)
@@ -326,48 +329,58 @@ fn resumed_role_misses_nothing() {
 }
 
 #[test]
-fn evicted_subscriber_keeps_only_its_slot() {
+fn evicted_subscriber_keeps_what_it_holds() {
     for overflow_policy in
         [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
     {
         let queue = queue(3, overflow_policy);
         let (me, other) = (caller(0), caller(1));
         let mut slow = queue.subscribe(&other).unwrap();
-        for value in 0..2 {
+        for value in 0..3 {
             queue.publish(&me, [value], |_| {}).unwrap();
         }
-        assert_eq!(queue.take(&mut slow).unwrap().entry, [0]);
-        assert!(queue.was_subscription_active(slow.subscription_id()));
+        (0..2).for_each(|value| assert_eq!(queue.take(&mut slow).unwrap().entry, [value]));
+        assert!(queue.held_entries(slow.subscription_id()));
         let mut disposed = Vec::new();
         let dispose = |entry: [u64; 1]| {
             assert!(
-                !queue.was_subscription_active(slow.subscription_id()),
+                !queue.is_subscribed(&slow),
                 "the subscription is inactive before entries are disposed of"
             );
             disposed.push(entry[0]);
         };
         queue.evict(&me, slow.subscription_id(), dispose).unwrap();
-        assert_eq!(disposed, [0, 1]);
+        assert_eq!(disposed, [2], "its unread entry is given up");
         assert!(!queue.is_subscribed(&slow) && queue.take(&mut slow).is_none());
-        assert_eq!((queue.subscribers(), queue.backlog_of(slow.subscription_id())), (0, (0, 0)));
+        assert!(queue.held_entries(slow.subscription_id()));
+        assert_eq!((queue.subscribers(), queue.backlog_of(slow.subscription_id())), (0, (0, 2)));
+        assert_eq!(queue.evicted_holders(), [(slow.subscription_id(), 2)]);
         assert_eq!(
             queue.find_subscription(slow.subscription_id().to_bits()),
             Some(slow.subscription_id())
         );
         queue.evict(&me, slow.subscription_id(), |entry| panic!("{entry:?} twice")).unwrap();
-        // Entries that reuse the same slots belong to another subscription, in another
-        // subscriber slot.
+        // Later entries have other slots, however many follow.
         let mut next = queue.subscribe(&me).unwrap();
         assert_ne!(next.index(), slow.index());
-        for value in 2..5 {
-            queue.publish(&me, [value], |_| {}).unwrap();
+        for value in 3..30 {
+            queue.publish(&me, [value], |entry| panic!("{entry:?} is held")).unwrap();
+            let taken = queue.take(&mut next).unwrap();
+            assert_eq!(taken.entry, [value]);
+            assert_eq!(queue.release(&next, taken.position), Some([value]));
+            queue.mark_disposed(taken.position);
         }
-        (0..5).for_each(|position| assert_eq!(queue.release(&slow, position), None));
-        assert_eq!(queue.take(&mut next).unwrap().entry, [2]);
+        assert_eq!(queue.release(&slow, 0), Some([0]));
+        queue.mark_disposed(0);
+        assert_eq!(queue.release(&slow, 0), None);
+        (2..30).for_each(|position| assert_eq!(queue.release(&slow, position), None));
         // The subscription ends by itself, or with its process.
+        let mut disposed = Vec::new();
         queue
-            .end_subscription(&other, slow.subscription_id(), |entry| panic!("{entry:?}"))
+            .end_subscription(&other, slow.subscription_id(), |entry| disposed.push(entry[0]))
             .unwrap();
+        assert_eq!((disposed, queue.evicted_holders()), (vec![1], vec![]));
+        assert!(!queue.held_entries(slow.subscription_id()));
         assert_eq!(queue.find_subscription(slow.subscription_id().to_bits()), None);
         let again = queue.end_subscription(&other, slow.subscription_id(), |_| {});
         assert_eq!(again, Err(QueueError::NotSubscribed));
@@ -379,6 +392,80 @@ fn evicted_subscriber_keeps_only_its_slot() {
         queue.evict(&me, slow.subscription_id(), |_| {}).unwrap();
         assert_eq!(queue.remove_participant(&me, other.me, |_| {}), Ok(1));
         assert_eq!(queue.subscribe(&me).unwrap().index(), slow.index());
+    }
+}
+
+/// A reader holds entries, and the others get all later ones: depth counts unread entries only.
+#[test]
+fn held_entries_leave_the_whole_depth() {
+    for overflow_policy in
+        [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
+    {
+        for depth in [1, 8] {
+            let queue = queue_holding(depth, 4, overflow_policy);
+            let me = caller(0);
+            let mut reader = queue.subscribe(&me).unwrap();
+            let publish =
+                |value| queue.publish(&me, [value], |entry| assert!(entry[0] > 3)).map(drop);
+            for value in 0..4 {
+                publish(value).unwrap();
+                assert_eq!(queue.take(&mut reader).unwrap().entry, [value]);
+            }
+            for round in 1..10 {
+                let values = round * 100..round * 100 + u64::from(depth);
+                values.clone().for_each(|value| publish(value).unwrap());
+                let is_full = publish(0) == Err(QueueError::Full);
+                assert_eq!(is_full, overflow_policy != OverflowPolicy::DropOldest);
+                while let Some(taken) = queue.take(&mut reader) {
+                    assert!(queue.release(&reader, taken.position).is_some());
+                    queue.mark_disposed(taken.position);
+                }
+            }
+            let held = (0..4).map(|held| queue.release(&reader, held));
+            assert_eq!(held.collect::<Vec<_>>(), [0, 1, 2, 3].map(|value| Some([value])));
+        }
+    }
+}
+
+/// Those that hold the maximum block the others, then evicted ones that do.
+#[test]
+fn holders_of_the_maximum_are_named() {
+    for overflow_policy in
+        [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest]
+    {
+        let queue = queue_holding(2, 3, overflow_policy);
+        let me = caller(0);
+        let mut value = 0;
+        let mut hold = |readers: &mut [Subscriber], which: usize, count| {
+            for _ in 0..count {
+                queue.publish(&me, [value], |_| {}).unwrap();
+                for (number, reader) in readers.iter_mut().enumerate() {
+                    match queue.take(reader) {
+                        Some(taken) if number != which => {
+                            queue.release(reader, taken.position);
+                        }
+                        taken => assert_eq!(taken.is_some(), queue.is_subscribed(reader)),
+                    }
+                }
+                value += 1;
+            }
+        };
+        let mut readers = [(); 3].map(|()| queue.subscribe(&me).unwrap());
+        hold(&mut readers, 0, 3);
+        hold(&mut readers, 1, 2);
+        assert_eq!(queue.publish(&me, [9], |_| {}), Err(QueueError::Full), "{overflow_policy:?}");
+        let [first, second, _] = readers.each_ref().map(Subscriber::subscription_id);
+        assert_eq!(queue.blocking(), [(first, 0), (second, 3)]);
+        queue.evict(&me, first, |_| panic!("nothing is unread")).unwrap();
+        // As many are left for the others.
+        assert!(queue.has_room() && queue.blocking().is_empty());
+        queue.evict(&me, second, |_| panic!("nothing is unread")).unwrap();
+        assert_eq!(queue.publish(&me, [9], |_| {}), Err(QueueError::Full), "{overflow_policy:?}");
+        assert_eq!(queue.blocking(), []);
+        assert_eq!(queue.evicted_holders(), [(first, 3), (second, 2)]);
+        assert!(queue.release(&readers[0], 0).is_some());
+        queue.mark_disposed(0);
+        assert!(queue.has_room());
     }
 }
 
@@ -401,34 +488,30 @@ fn entries_held_too_long_are_missed_after_resume() {
     assert_eq!((taken.entry, after.missed()), ([199], 199));
     queue.release(&after, taken.position);
     queue.remove_participant(&me, role, |_| {}).unwrap();
-    assert!((0..queue.slots).all(|slot| queue.readers_of_slot(slot) == 0));
+    assert!(queue.entries_with(u64::MAX).next().is_none());
 }
 
 #[test]
 fn entry_reverted_too_late_is_dropped() {
     let queue = queue(2, OverflowPolicy::DropOldest);
     let me = caller(0);
-    let reader = queue.subscribe(&me).unwrap();
-    for value in 0..10 {
-        queue.publish(&me, [value], |_| {}).unwrap();
-    }
-    // As by a reader that claimed it by mistake, and reverted that after the moment to drop it
-    // had passed.
-    let slot = queue.slot(3);
-    queue.words.store(slot + layout::SEQUENCE, 4, Release);
-    queue.words.store(slot + Short::READERS, layout::unread_bit(reader.index()), Release);
-    let mut disposed = Vec::new();
-    for value in 10..80 {
+    let [mut holds, other] = [(); 2].map(|()| queue.subscribe(&me).unwrap());
+    queue.publish(&me, [0], |_| {}).unwrap();
+    queue.take(&mut holds).unwrap();
+    let publish = |value, disposed: &mut Vec<u64>| {
         queue.publish(&me, [value], |entry| disposed.push(entry[0])).unwrap();
-    }
-    assert_eq!(disposed.iter().filter(|value| **value == 3).count(), 1);
-    assert_eq!(queue.position(), 80, "nothing is skipped");
-}
-
-impl Short {
-    fn readers_of_slot(&self, number: u64) -> u64 {
-        self.words.load(self.slot(number) + Self::READERS, Acquire)
-    }
+    };
+    let mut disposed = Vec::new();
+    (1..10).for_each(|value| publish(value, &mut disposed));
+    // Another reader claimed it by mistake, and reverted that after the moment to drop it had
+    // passed.
+    let slot = queue.find_slot(0).unwrap();
+    queue.words.store(slot + Short::READERS, layout::unread_bit(other.index()), Release);
+    // The next held entry gets its slot.
+    queue.take(&mut holds).unwrap();
+    (10..20).for_each(|value| publish(value, &mut disposed));
+    assert_eq!(disposed.iter().filter(|value| **value == 0).count(), 1);
+    assert_eq!(queue.words.load(layout::SPARES_USED, Relaxed), 1);
 }
 
 #[test]
@@ -625,7 +708,8 @@ enum Step {
     Subscribe,
     Leave(usize),
     Evict(usize),
-    /// For evicted subscribers.
+    /// For evicted subscribers: release an entry, and end.
+    Let(usize, usize),
     End(usize),
 }
 
@@ -637,6 +721,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::Subscribe),
         1 => (0..4_usize).prop_map(Step::Leave),
         1 => (0..4_usize).prop_map(Step::Evict),
+        2 => (0..4_usize, any::<usize>()).prop_map(|(index, which)| Step::Let(index, which)),
         1 => any::<usize>().prop_map(Step::End),
     ];
     prop::collection::vec(step, 1..150)
@@ -645,17 +730,20 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     /// Every subscriber gets the entries that were published while it was subscribed, in order,
     /// except dropped ones. Every entry is disposed of once, when it is not needed any more. An
-    /// evicted subscriber is excluded, whatever it does.
+    /// evicted subscriber keeps what it holds, and gets nothing more. A full queue has a reason.
     #[test]
-    fn queue_matches_the_model(steps in steps(), depth in 1..6_u32, overflow_policy in 0..3_usize) {
+    fn queue_matches_the_model(
+        steps in steps(), depth in 1..6_u32, max_held in 1..5_u32, overflow_policy in 0..3_usize,
+    ) {
         let all = [OverflowPolicy::Reject, OverflowPolicy::DropOldest, OverflowPolicy::DropNewest];
         let overflow_policy = all[overflow_policy];
         let drops = overflow_policy.drops();
-        let queue = queue(depth, overflow_policy);
+        let queue = queue_holding(depth, max_held, overflow_policy);
         let me = caller(0);
         // For each subscriber: its unread and its held entries.
         let mut readers: Vec<(Subscriber, VecDeque<u64>, Vec<u64>)> = Vec::new();
         let mut evicted: Vec<(Subscriber, Vec<u64>)> = Vec::new();
+        let distinct = |held: &mut dyn Iterator<Item = &u64>| held.collect::<BTreeSet<_>>().len();
         let mut alive = BTreeSet::new();
         let mut next = 0;
         for step in steps {
@@ -666,28 +754,26 @@ proptest! {
                     match queue.publish(&me, [value], |entry| disposed.push(entry[0])) {
                         Ok(published) => {
                             prop_assert_eq!(published.readers as usize, readers.len());
+                            let mut unread = readers.iter().map(|(_, unread, _)| unread.len());
+                            prop_assert!(drops || unread.all(|it| it < depth as usize));
                             next += 1;
                             alive.insert(value);
                             readers.iter_mut().for_each(|(_, unread, _)| unread.push_back(value));
                         }
                         Err(QueueError::NoSubscribers) => prop_assert!(readers.is_empty()),
                         Err(QueueError::Full) => {
-                            let needed = |value: &u64| readers.iter()
-                                .any(|(_, unread, held)| unread.contains(value) || held.contains(value));
-                            if drops {
-                                let held: usize = readers.iter().map(|(_, _, held)| held.len()).sum();
-                                let refuses = overflow_policy == OverflowPolicy::DropNewest;
-                                let has_none = |it: &(Subscriber, VecDeque<u64>, Vec<u64>)| {
-                                    it.1.len() >= depth as usize
-                                };
-                                prop_assert!(
-                                    held >= depth as usize
-                                        || refuses && readers.iter().all(has_none)
-                                );
-                            } else {
-                                // A subscriber still needs the next slot.
-                                prop_assert!(alive.iter().any(needed));
-                            }
+                            let all_held = [
+                                distinct(&mut readers.iter().flat_map(|(_, _, held)| held)),
+                                distinct(&mut evicted.iter().flat_map(|(_, held)| held)),
+                            ];
+                            let holds_all = all_held.iter().any(|held| *held >= max_held as usize);
+                            let mut unread = readers.iter().map(|(_, unread, _)| unread.len());
+                            let is_full = match overflow_policy {
+                                OverflowPolicy::Reject => unread.any(|it| it >= depth as usize),
+                                OverflowPolicy::DropOldest => false,
+                                OverflowPolicy::DropNewest => unread.all(|it| it >= depth as usize),
+                            };
+                            prop_assert!(holds_all || is_full);
                         }
                         Err(error) => prop_assert!(false, "{error}"),
                     }
@@ -723,6 +809,17 @@ proptest! {
                         }
                     }
                 }
+                Step::Let(index, which) => {
+                    if let Some((subscriber, held)) = evicted.get_mut(index)
+                        && !held.is_empty()
+                    {
+                        let position = held.swap_remove(which % held.len());
+                        if let Some(entry) = queue.release(subscriber, position) {
+                            disposed.push(entry[0]);
+                            queue.mark_disposed(position);
+                        }
+                    }
+                }
                 Step::Subscribe if readers.len() < 4 && evicted.len() < 20 => {
                     let subscriber = queue.subscribe(&me).unwrap();
                     let mut evicted_slots = evicted.iter().map(|(evicted, _)| evicted.index());
@@ -737,8 +834,8 @@ proptest! {
                 }
                 Step::End(index) if !evicted.is_empty() => {
                     let (subscriber, _) = evicted.swap_remove(index % evicted.len());
-                    let nothing = |entry| panic!("{entry:?} belonged to another subscriber");
-                    queue.end_subscription(&me, subscriber.subscription_id(), nothing).unwrap();
+                    let id = subscriber.subscription_id();
+                    queue.end_subscription(&me, id, |entry| disposed.push(entry[0])).unwrap();
                 }
                 Step::Leave(index) if index < readers.len() => {
                     let (subscriber, _, _) = readers.remove(index);
@@ -749,15 +846,19 @@ proptest! {
             }
             for (subscriber, held) in &mut evicted {
                 prop_assert_eq!(queue.take(subscriber), None);
-                let released = held.iter().find_map(|held| queue.release(subscriber, *held));
-                prop_assert_eq!(released, None);
+                prop_assert!(held.is_empty() || queue.held_entries(subscriber.subscription_id()));
+            }
+            let held = readers.iter().flat_map(|(_, _, held)| held);
+            for position in held.chain(evicted.iter().flat_map(|(_, held)| held)) {
+                prop_assert!(!disposed.contains(position), "{position} was disposed of while held");
             }
             for value in disposed {
                 prop_assert!(alive.remove(&value), "{value} was disposed of twice");
             }
         }
         let mut rest = Vec::new();
-        for (subscriber, _, _) in readers {
+        let evicted = evicted.into_iter().map(|(subscriber, _)| subscriber);
+        for subscriber in readers.into_iter().map(|(subscriber, _, _)| subscriber).chain(evicted) {
             let id = subscriber.subscription_id();
             queue.end_subscription(&me, id, |entry| rest.push(entry[0])).unwrap();
         }

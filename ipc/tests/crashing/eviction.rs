@@ -6,7 +6,9 @@ use super::{Scenario, fork};
 use crate::Fixture;
 
 /// Kill points of an eviction that is left incomplete: those of its lock, and then the rest.
-const HALF_EVICTED: u64 = 20;
+const HALF_EVICTED: u64 = 26;
+/// Likewise of the end of a subscription.
+const HALF_ENDED: u64 = 20;
 
 impl Fixture {
     /// A subscriber that has taken the first of two entries, and releases it slowly.
@@ -42,6 +44,37 @@ impl Fixture {
             .unwrap();
     }
 
+    /// A subscriber holds as many entries as there are slots in the ring.
+    pub(crate) fn hold_all(&self, me: Participant) {
+        let (queue, caller) = (self.queue(), self.caller(me));
+        let mut holds = queue.subscribe(&caller).unwrap();
+        for _ in 0..2 {
+            let block = self.allocate(me, 64, 1);
+            self.publish(me, block).unwrap();
+            queue.take(&mut holds).unwrap();
+        }
+    }
+
+    /// The victim holds entries, and later ones get their slots of the ring.
+    pub(crate) fn hold_while_others_read(&self, me: Participant) {
+        let (queue, caller) = (self.queue(), self.caller(me));
+        let mut holds = queue.subscribe(&caller).unwrap();
+        let mut reads = queue.subscribe(&caller).unwrap();
+        for number in 0..5 {
+            let block = self.allocate(me, 64, 1);
+            self.publish(me, block).unwrap();
+            let taken = queue.take(&mut reads).unwrap();
+            self.release(me, &reads, taken.position);
+            let taken = queue.take(&mut holds).unwrap();
+            if number >= 2 {
+                self.release(me, &holds, taken.position);
+            }
+        }
+        self.release(me, &holds, 0);
+        let block = self.allocate(me, 64, 1);
+        self.publish(me, block).unwrap();
+    }
+
     /// Either evicted, or not at all and then able to continue.
     pub(crate) fn check_slow_subscriber(&self, what: &str) {
         let Some(mut slow) = self.slow.take() else { return };
@@ -53,11 +86,13 @@ impl Fixture {
             self.release(self.survivor, &slow, 1);
             self.release(self.survivor, &slow, 0);
         } else {
+            // It keeps the entry that it holds.
             assert_eq!(
                 (queue.backlog_of(subscription_id), queue.take(&mut slow)),
-                ((0, 0), None),
+                ((0, 1), None),
                 "{what}"
             );
+            self.release(self.survivor, &slow, 0);
             assert!(
                 queue.subscription_ids().all(|other| other.index() != subscription_id.index()),
                 "{what}"
@@ -72,6 +107,24 @@ impl Fixture {
         let next = queue.subscribe(&caller).unwrap();
         assert_eq!(next.index(), slow.index(), "{what}");
     }
+}
+
+/// A process leaves the end of its subscription incomplete, and the victim is the next lock owner.
+pub(crate) fn half_ended() -> impl Iterator<Item = (String, Scenario)> {
+    (0..HALF_ENDED).map(|point| {
+        let scenario = move |fixture: &Fixture| -> Box<dyn FnOnce(&Fixture)> {
+            let dead = Participant::new(200, 1).unwrap();
+            fixture.hold_all(dead);
+            let child = fork(&fixture.crash, point, || {
+                let (queue, caller) = (fixture.queue(), fixture.caller(dead));
+                let id = queue.subscriptions_of(dead).next().unwrap();
+                queue.end_subscription(&caller, id, |entry| fixture.dispose(dead, entry)).unwrap();
+            });
+            assert!(child.was_killed(), "the end has fewer than {point} points");
+            Box::new(move |fixture| fixture.clean_up_after(fixture.victim, dead))
+        };
+        (format!("finish an end left incomplete at point {point}"), Box::new(scenario) as Scenario)
+    })
 }
 
 /// A process leaves an eviction incomplete, and the victim is the next lock owner.

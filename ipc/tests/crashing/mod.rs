@@ -6,7 +6,7 @@ mod scenarios;
 use ipc::crash_test::{Crash, Sources};
 use testkit::children::ForkedChild;
 
-use self::eviction::half_evicted;
+use self::eviction::{half_ended, half_evicted};
 pub(crate) use self::scenarios::{Scenario, scenarios};
 
 pub(crate) static SOURCES: Sources = Sources::new(

@@ -6,12 +6,15 @@ use std::time::{Duration, Instant};
 use ipc::{Caller, OverflowPolicy, Owner, Participant, Queue, WaitStrategy, Words};
 use testkit::children::ForkedChild;
 
-use super::{fork, half_evicted};
+use super::{fork, half_ended, half_evicted};
 use crate::{Fixture, MEMORY, QUEUE_LINE, replication, soon};
 
 /// The number of points at which an operation is left incomplete: some lie past the commit of its
 /// message with each policy.
 const HALF_DONE: u64 = 66;
+
+/// The number of points at which a publish is left incomplete that replaces a slot.
+const HALF_PUBLISHED: u64 = 26;
 
 /// Prepares the state as the survivor; returns what the victim does until it is killed.
 pub(crate) type Scenario = Box<dyn Fn(&Fixture) -> Box<dyn FnOnce(&Fixture)>>;
@@ -132,6 +135,13 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                     let _ = queue.publish_until(&caller, [0, 0], &mut spin, soon(), dispose);
                 }
             })
+        }),
+        ("hold entries while others read later ones", |fixture| {
+            fixture.queue().subscribe(&fixture.caller(fixture.victim)).unwrap();
+            let (queue, caller) = (fixture.queue(), fixture.caller(fixture.victim));
+            let id = queue.subscription_ids().next().unwrap();
+            queue.end_subscription(&caller, id, |_| {}).unwrap();
+            Box::new(|fixture| fixture.hold_while_others_read(fixture.victim))
         }),
         ("wait for locks that others hold", |fixture| {
             fixture.queue().subscribe(&fixture.caller(fixture.survivor)).unwrap();
@@ -361,7 +371,23 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
             Box::new(scenario) as Scenario,
         )
     });
-    fixed.chain(repairs).chain(half_evicted()).collect()
+    // It may have replaced a slot of the ring, whose entry the survivor holds.
+    let replacements = (0..HALF_PUBLISHED).map(|point| {
+        let scenario = move |fixture: &Fixture| -> Box<dyn FnOnce(&Fixture)> {
+            let dead = Participant::new(200, 1).unwrap();
+            fixture.hold_all(fixture.survivor);
+            let block = fixture.allocate(dead, 100, 1);
+            let publish = || _ = fixture.publish(dead, block);
+            let was_killed = fork(&fixture.crash, point, publish).was_killed();
+            assert!(was_killed, "the operation has fewer than {point} points");
+            Box::new(move |fixture| fixture.clean_up_after(fixture.victim, dead))
+        };
+        (
+            format!("repair a replaced slot, left incomplete at point {point}"),
+            Box::new(scenario) as Scenario,
+        )
+    });
+    fixed.chain(repairs).chain(replacements).chain(half_evicted()).chain(half_ended()).collect()
 }
 
 impl Fixture {

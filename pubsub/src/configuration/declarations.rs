@@ -165,11 +165,20 @@ static ALL: LazyLock<Vec<Setting>> = LazyLock::new(|| {
         .read(|all, text| own(text).map(|reliability| all.topic.reliability = reliability))
         .write(|all| Some(all.topic.reliability.to_string())),
         Setting::new("topic.depth", Form::Number, "16")
-            .about("Number of messages that may be unread or held by subscribers.")
+            .about("Number of messages that a subscriber may have unread.")
             .read(|all, text| {
                 count(text, TopicSettings::MAX_DEPTH).map(|depth| all.topic.depth = depth)
             })
             .write(|all| Some(all.topic.depth.to_string())),
+        Setting::new("topic.max_held", Form::Number, "`depth`, at least 2")
+            .about(
+                "Samples that a subscriber may hold, beside unread messages; memory for twice as many \
+                 is reserved.",
+            )
+            .read(|all, text| {
+                count(text, TopicSettings::MAX_DEPTH).map(|held| all.topic.max_held = held)
+            })
+            .write(|all| Some(all.topic.held().to_string())),
         Setting::new("topic.largest", Form::Size, "1MiB")
             .about("The length of the longest message, in bytes.")
             .read(|all, text| {
@@ -187,15 +196,22 @@ static ALL: LazyLock<Vec<Setting>> = LazyLock::new(|| {
             .write(|all| Some(all.topic.loans.to_string())),
         Setting::new("topic.release_deadline", Form::Seconds, "5")
             .about(
-                "Time for which a subscriber may hold a message that blocks a publisher, before it \
-                 is evicted.",
+                "Time for which a subscriber may block publishers, before it is evicted; off: for \
+                 ever.",
             )
             .read(|all, text| {
+                if text == "off" {
+                    all.topic.release_deadline = TopicSettings::NEVER;
+                    return Ok(());
+                }
                 let range = Duration::from_millis(1)..=Duration::MAX;
                 let time = within(parse_seconds(text)?, range, "at least 0.001 seconds");
                 time.map(|time| all.topic.release_deadline = time)
             })
-            .write(|all| seconds(all.topic.release_deadline)),
+            .write(|all| match all.topic.release_deadline {
+                TopicSettings::NEVER => Some("off".to_owned()),
+                deadline => seconds(deadline),
+            }),
     ]
 });
 

@@ -29,7 +29,7 @@ pub(crate) struct Interest {
     pub(crate) subscription: u64,
 }
 
-/// The settings that other nodes get. Loans are local to each node.
+/// The settings that other nodes get. Loans and held samples are local to each node.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "SharedSettings")]
 struct WireSettings {
@@ -39,6 +39,8 @@ struct WireSettings {
     largest: u64,
     #[serde(skip, default = "default_loans")]
     loans: u32,
+    #[serde(skip, default = "default_loans")]
+    max_held: u32,
     release_microseconds: u64,
     type_name: Option<TypeName>,
 }
@@ -50,6 +52,12 @@ fn default_loans() -> u32 {
 impl Interest {
     fn has_valid_name(&self) -> bool {
         (1..=MAX_TOPIC_NAME).contains(&self.topic.len())
+    }
+
+    /// Settings that other nodes do not get have the values that they read.
+    pub(super) fn clear_local_settings(&mut self) {
+        self.settings.loans = default_loans();
+        self.settings.max_held = default_loans();
     }
 
     fn check(&self) -> std::result::Result<(), CloseReason> {
@@ -83,8 +91,8 @@ pub(super) fn collect_interests(
     let refuse = |kind, detail| Err(Error::new(operation, kind, detail));
     let mut all = Interests::new();
     for mut interest in interests {
-        // Loans are not sent: a topic created again with others is no change.
-        interest.settings.loans = default_loans();
+        // These are not sent: a topic created again with others is no change.
+        interest.clear_local_settings();
         if !interest.has_valid_name() {
             let detail = format!("invalid topic name of {} bytes", interest.topic.len());
             return refuse(ErrorKind::InvalidArgument, detail);

@@ -136,7 +136,8 @@ fn two() -> (Peers, Peers, SessionId) {
 #[test]
 fn two_nodes_exchange_interests_and_control_messages() {
     let (one, two, session) = two();
-    let settings = TopicSettings { depth: 5, ..TopicSettings::default() };
+    // The number of held samples is not sent.
+    let settings = TopicSettings { depth: 5, max_held: 4, ..TopicSettings::default() };
     let interest = |topic: &str| Interest::new(topic, true, false, &settings).unwrap();
     one.set_interests([interest("a"), interest("b")]).unwrap();
     let PeerEvent::Interests { node, session: in_session, changes } = next(&two) else { panic!() };

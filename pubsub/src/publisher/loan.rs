@@ -55,9 +55,7 @@ impl Attempt {
                                   returned. Use publish_within to keep it";
                     error.on(topic).with_detail(detail)
                 })?;
-                let detail = "the topic is full: subscribers have not released messages, or a \
-                              stopped process holds a lock. Release samples, or deepen the topic";
-                Err(loan.state.timeout_error(operation, detail))
+                Err(loan.state.timeout_error(operation, &loan.state.why_full()))
             }
         }
     }

@@ -21,7 +21,7 @@ use crate::error_mapping::{During, On};
 use crate::ids::PublisherId;
 use crate::interruption::Interruption;
 use crate::loan_limit::{Borrower, LoanLimit};
-use crate::pool::{InFlightCopies, Stage};
+use crate::pool::{Direction, InFlightCopies, Stage};
 use crate::settings::Reliability;
 use crate::text::counted;
 use crate::topic::{Entry, PublisherSlot};
@@ -280,6 +280,22 @@ impl PublisherState {
             let owner = Owner::participant(node.me);
             self.context.local.control().dispose(&node.caller(), block, owner);
         }
+    }
+
+    /// Why a message found no room until the deadline.
+    fn why_full(&self) -> String {
+        let evicted = self.context.topic.evicted_holders(Direction::Local);
+        if evicted.is_empty() || !self.context.topic.holders(Direction::Local).is_empty() {
+            return "the topic is full: subscribers have not read or released messages, or a stopped \
+                    process holds a lock. Release samples, or increase depth or max_held of the topic"
+                .to_owned();
+        }
+        let held = evicted.into_iter().map(|(holder, held)| {
+            let participant = holder.participant().map(|it| it.to_string()).unwrap_or_default();
+            format!("participant {participant} holds {}", counted(held.into(), "message"))
+        });
+        let held = held.collect::<Vec<_>>().join(", ");
+        format!("evicted subscribers hold the maximum of messages ({held}): drop their samples")
     }
 
     fn timeout_error(&self, operation: &'static str, detail: &str) -> Error {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpu::{Slice, Stream};
+use threads::RetryBackoff;
 
 use super::{Attempt, Loan, Publisher, PublisherState, Sent};
 use crate::error::{Error, ErrorKind, Result};
@@ -15,6 +16,9 @@ use crate::settings::SharedLocation;
 use crate::topic::Entry;
 
 const OPERATION: &str = "publish in stream order to topic";
+/// Pauses between looks for room that readers make silently.
+const RECHECK_BACKOFF: RetryBackoff =
+    RetryBackoff::new(Duration::from_millis(1), Duration::from_millis(20));
 /// Longest wait before a waiting publisher polls streams.
 pub(super) const STREAM_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -249,7 +253,7 @@ impl PublisherState {
         let interruption = node.interruption();
         let check = || interruption.check(operation).on(self.context.topic.name());
         let mut look = || look().or_else(|| check().err().map(Err));
-        let mut backoff = STREAM_POLL_BACKOFF;
+        let (mut backoff, mut recheck) = (STREAM_POLL_BACKOFF, RECHECK_BACKOFF);
         self.slot().backpressure().begin_since(self.span.begin());
         self.context.publisher_blocked();
         let found = loop {
@@ -261,7 +265,8 @@ impl PublisherState {
                 backoff.reset();
                 deadline.min(Instant::now() + STREAM_CHECK_INTERVAL)
             } else {
-                deadline
+                // A reader that takes a message makes room, and rings only when it releases it.
+                deadline.min(Instant::now() + recheck.next_pause())
             };
             let found = wait(end, &mut look);
             if found.is_some() || end >= deadline {

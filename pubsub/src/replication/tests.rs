@@ -43,6 +43,7 @@ fn settings() -> SharedSettings {
         place: SharedLocation::Host,
         reliability: Reliability::Reliable,
         depth: DEPTH as u32,
+        max_held: DEPTH as u32,
         largest: 64,
         loans: 4,
         release_microseconds: 100_000,

@@ -9,6 +9,7 @@ const LOCAL: PoolId = PoolId { place: SharedLocation::Host, direction: Direction
 const SETTINGS: TopicSettings = TopicSettings {
     memory: crate::MemoryLocation::Host,
     reliability: Reliability::Reliable,
+    max_held: 1,
     depth: 8,
     largest: 4096,
     loans: 4,
@@ -114,11 +115,11 @@ fn budget_limits_the_number_of_messages_too() {
         }
     };
     assert_eq!((opened, error.kind()), (3, ErrorKind::OverBudget));
-    assert!(error.to_string().contains("65540 messages for queue and loans"), "{error}");
-    // With drop-oldest all of them may be held, and as many more queued.
-    let dropping = TopicSettings { reliability: Reliability::DropOldest, ..deepest };
-    assert_eq!(dropping.reserves(1).blocks, 2 * 65536 + 32 + 4);
-    assert_eq!(dropping.reserves(1).bytes, (2 * 65536 + 36) * 256);
+    assert!(error.to_string().contains("65542 messages for queue and loans"), "{error}");
+    // Subscribers may hold as many, and evicted ones.
+    let held = TopicSettings { max_held: 0, ..deepest };
+    assert_eq!(held.reserves(1).blocks, 3 * 65536 + 4);
+    assert_eq!(held.reserves(1).bytes, (3 * 65536 + 4) * 256);
 }
 
 #[test]
@@ -156,8 +157,8 @@ fn publish(registry: &Registry, participant: Participant) -> (u64, Result<()>) {
 
 #[test]
 fn loans_of_each_publisher_are_reserved() {
-    // Room for 8 messages and the loans of two publishers.
-    let mut registry = Registry::new(Budgets { host: Some(16 * 4096), device: None });
+    // Room for 8 messages, two held ones, and the loans of two publishers.
+    let mut registry = Registry::new(Budgets { host: Some(18 * 4096), device: None });
     registry.open("it", Some(shared(&SETTINGS)), None, || 7).unwrap();
     let refused = |error: Error| {
         assert_eq!((error.kind(), error.subject()), (ErrorKind::OverBudget, Some("it")));

@@ -17,7 +17,6 @@ use crate::error_mapping::{During, On};
 use crate::event::Event;
 use crate::ids::PublisherId;
 use crate::pool::{Direction, Pool, STREAM_POLL_BACKOFF};
-use crate::settings::Reliability;
 use crate::text;
 use crate::topic::{Entry, LostPublisher, MAX_REMEMBERED_LOSSES, RemoteLastSequence};
 
@@ -76,10 +75,6 @@ pub struct Sample {
     is_owned: bool,
 }
 
-/// Samples of a topic that drops messages that one subscriber may hold beyond its depth: half of
-/// the room for held messages, so that others have the other half.
-const EXTRA_SAMPLES: usize = 16;
-
 /// A subscription, shared with its samples; ends with the last of them.
 #[derive(Debug)]
 struct Subscription {
@@ -104,10 +99,11 @@ impl Subscription {
         self.context.topic.queue(direction).is_subscription_active(self.subscription_id(direction))
     }
 
-    /// True if everything read before this call was read while the subscription was active.
+    /// True if everything read before this call was read while the subscription held its messages:
+    /// it does so until it ends, even if it was evicted.
     #[inline]
-    fn was_subscription_active(&self, direction: Direction) -> bool {
-        self.context.topic.queue(direction).was_subscription_active(self.subscription_id(direction))
+    fn held_messages(&self, direction: Direction) -> bool {
+        self.context.topic.queue(direction).held_entries(self.subscription_id(direction))
     }
 
     /// Copies a message into memory of this process, if it cannot map it. Its block is not reused
@@ -132,10 +128,10 @@ impl Subscription {
         let place = self.subscription_id(direction).index();
         // Before the check: a later eviction sees this mark.
         pool.control().begin_stream_read(block, self.context.topic.number(), place);
-        let fetched = match self.is_subscription_active(direction) {
+        let fetched = match self.held_messages(direction) {
             true => pool.fetch(slice),
             false => {
-                let detail = "the subscriber was evicted";
+                let detail = "the process was removed from the node";
                 Err(Error::new("pull from topic", ErrorKind::Evicted, detail))
             }
         };
@@ -220,11 +216,7 @@ impl Subscriber {
         let loss_tracker = LossTracker::new(&topic.published(), drops, &other_nodes, since);
         context.participants_changed();
         let spin = context.node.waiting;
-        let max_samples = match topic.settings().reliability {
-            // All messages of the topic.
-            Reliability::Reliable => usize::MAX,
-            _ => topic.settings().depth as usize + EXTRA_SAMPLES,
-        };
+        let max_samples = topic.settings().max_held as usize;
         let deferred_releases = Arc::new(DeferredReleases::new(&context, subscription_ids));
         Ok(Self {
             local,
@@ -438,7 +430,11 @@ impl Subscriber {
         let detail = match self.evicted() {
             Some(held_for) => {
                 let held_for = text::format_duration(held_for);
-                format!("it held messages that blocked publishers for {held_for}")
+                format!(
+                    "it blocked publishers for {held_for}, with messages that it had not read or \
+                     held. What it holds stays valid. Subscribe again, and read or release faster, \
+                     or increase release_deadline, depth or max_held of the topic"
+                )
             }
             None => "its process was removed from the node, or left it".to_owned(),
         };
@@ -449,8 +445,8 @@ impl Subscriber {
         self.shared.context.topic.evicted(self.local.subscription_id())
     }
 
-    /// On a topic that drops messages a subscriber may not hold all of them. It may miss messages
-    /// that it does not pull.
+    /// A subscriber may hold so many messages, and then pulls no more: its unread ones block
+    /// publishers, or are dropped.
     #[inline]
     fn check_samples(&self, direction: Direction) -> Result<()> {
         // Each sample has a reference, and so do this subscriber and its descriptor.
@@ -460,7 +456,7 @@ impl Subscriber {
             return Ok(());
         }
         let detail = format!(
-            "it holds {held} and may hold {}. Drop samples, or increase the depth of the topic",
+            "it holds {held} and may hold {}. Drop samples, or increase max_held of the topic",
             self.max_samples
         );
         Err(Error::new("pull from topic", ErrorKind::TooManySamples, detail).on(self.topic()))

@@ -57,12 +57,12 @@ impl Sample {
         }
     }
 
-    /// Returns true if the message is still held: not if its subscriber was evicted. Then its bytes
-    /// may belong to another message. Call this after reading the bytes to know whether they were
-    /// valid.
+    /// Returns true if the message is still held: not if the service has taken this process for dead.
+    /// Then its bytes may belong to another message. Call this after reading the bytes to know
+    /// whether they were valid. An eviction leaves it held.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        self.shared.was_subscription_active(self.direction)
+        self.shared.held_messages(self.direction)
     }
 
     pub(super) fn check(&self, operation: &'static str) -> Result<()> {
@@ -70,7 +70,7 @@ impl Sample {
         if self.is_valid() {
             return Ok(());
         }
-        let detail = "the subscriber was evicted, and the message may be gone";
+        let detail = "the process was removed from the node, and the message may be gone";
         Err(Error::new(operation, ErrorKind::Evicted, detail).on(self.shared.context.topic.name()))
     }
 
@@ -81,9 +81,8 @@ impl Sample {
     ///
     /// # Safety
     /// No process writes these bytes while they are borrowed. That holds if all processes of the
-    /// node follow the rules, and this subscriber is not evicted in the meantime. A reliable topic
-    /// evicts a subscriber that holds samples too long, so the borrow has to end before the topic's
-    /// release deadline. A process that breaks the rules can write at any time.
+    /// node follow the rules, also after an eviction of this subscriber, and as long as the service
+    /// does not take this process for dead. A process that breaks the rules can write at any time.
     #[allow(unsafe_code)]
     pub unsafe fn bytes(&self) -> Result<&[u8]> {
         let operation = "access message bytes of topic";
@@ -125,7 +124,7 @@ impl Sample {
         Ok(bytes)
     }
 
-    /// Bytes that its publisher attached; empty if its subscriber was evicted and the block was
+    /// Bytes that its publisher attached; empty if this process was taken for dead and the block was
     /// reused.
     #[must_use]
     pub fn metadata(&self) -> Metadata {
@@ -153,7 +152,7 @@ impl Sample {
     }
 
     /// The identity of the node that published it; None for this one. All zeros if its subscriber
-    /// was evicted and the block was reused.
+    /// process was taken for dead and the block was reused.
     #[must_use]
     pub fn origin(&self) -> Option<[u8; 16]> {
         let origin = || self.read_info(|sample_info| sample_info.origin()).unwrap_or_default();

@@ -112,11 +112,13 @@ fn killed_process_is_reclaimed_and_its_publisher_reported() {
     let last = subscriber.pull(TEST_TIMEOUT).unwrap();
     assert_eq!(subscriber.pull(TEST_TIMEOUT).unwrap().to_vec().unwrap(), b"ready");
     assert_eq!(node.blocks_allocated(), 3);
-    publisher.push(b"x", TEST_TIMEOUT).unwrap();
-    drop(subscriber.pull(TEST_TIMEOUT).unwrap());
+    for _ in 0..2 {
+        publisher.push(b"x", TEST_TIMEOUT).unwrap();
+        drop(subscriber.pull(TEST_TIMEOUT).unwrap());
+    }
     std::thread::scope(|scope| {
         publisher.set_wait_strategy(WaitStrategy::Block);
-        // There is no room until the messages of the dead process are released.
+        // There is no room until the unread messages of the dead process are given up.
         let pushed = scope.spawn(|| publisher.push(b"y", TEST_TIMEOUT).unwrap().subscribers);
         while node.topic.backpressure().is_none() {
             std::thread::yield_now();

@@ -117,7 +117,7 @@ fn samples_and_loans_outlive_their_handles() {
 
 #[test]
 fn subscriber_alternates_between_local_and_inbound() {
-    let node = TestNode::new(&settings());
+    let node = TestNode::new(&TopicSettings { max_held: 8, ..settings() });
     let (mut subscriber, publisher) = (node.subscriber(), node.publisher());
     let caller = node.caller();
     let deliver = |number: u64| {

@@ -11,40 +11,37 @@ use super::subscribers::SubscriberSlot;
 use crate::error::Result;
 use crate::error_mapping::During;
 use crate::pool::{Direction, PoolControl, Readiness};
-use crate::settings::Reliability;
 
 impl<W: Words + Clone> TopicWords<W> {
-    /// In a full topic: subscribers that hold messages, or have unread ones, each with the position
-    /// of the oldest. The holder of the very oldest blocks publishers that
-    /// [wait](Self::backpressure); the others may be next.
+    /// In a full topic: subscribers with unread messages or, if these hold the maximum, with held
+    /// ones, each with the position of the oldest. The one with the very oldest blocks publishers
+    /// that [wait](Self::backpressure); the others may be next.
     ///
-    /// Empty while there is room: missing memory is then used by loans, or other topics. Topics
-    /// that drop messages are blocked by held messages only.
+    /// Empty while there is room: missing memory is then used by loans, or other topics; and if
+    /// evicted subscribers hold the maximum.
     pub(crate) fn holders(&self, direction: Direction) -> Vec<(SubscriptionId, u64)> {
-        let queue = self.queue(direction);
-        match self.settings().reliability {
-            _ if queue.has_room() => Vec::new(),
-            Reliability::Reliable => queue.oldest_of_each(),
-            Reliability::DropOldest | Reliability::DropNewest => queue.oldest_held_of_each(),
-        }
+        self.queue(direction).blocking()
     }
 
-    /// Returns true if a stream still has to write this message. Then its holder does not block
-    /// publishers.
-    pub(crate) fn is_being_written(&self, position: u64, local: &PoolControl<W>) -> bool {
-        let is_pending = |words| {
+    /// Evicted subscribers that still hold messages of a full topic, each with their number.
+    pub(crate) fn evicted_holders(&self, direction: Direction) -> Vec<(SubscriptionId, u32)> {
+        let queue = self.queue(direction);
+        if queue.has_room() { Vec::new() } else { queue.evicted_holders() }
+    }
+
+    /// Returns true if a subscriber can take no more messages since a stream still has to write one
+    /// that it has taken, or its next one. Then it does not block publishers.
+    pub(crate) fn waits_for_stream(&self, holder: SubscriptionId, local: &PoolControl<W>) -> bool {
+        let (next, _) = self.local().progress_of(holder);
+        let mut waits = false;
+        self.local().for_each_unreleased(holder, 0, |position, words| {
             let entry = Entry::from_words(words);
-            entry.sync_point.is_some_and(|sync_point| {
-                local.readiness(entry.block, sync_point) == Some(Readiness::Pending)
-            })
-        };
-        // The message at this position or, if it was released, a later one.
-        let mut visited = 0;
-        let first = |words| {
-            visited += 1;
-            visited > 1 || is_pending(words)
-        };
-        self.local().find_unreleased(position, first) == Some(position)
+            waits |= position <= next
+                && entry.sync_point.is_some_and(|sync_point| {
+                    local.readiness(entry.block, sync_point) == Some(Readiness::Pending)
+                });
+        });
+        waits
     }
 
     /// How long a refused attempt counts as waiting. It is shorter than the release deadline, so
@@ -61,8 +58,8 @@ impl<W: Words + Clone> TopicWords<W> {
         waiting.filter_map(|slot| slot.backpressure().since(holds)).min()
     }
 
-    /// Evicts a living subscriber from both queues, with the reason. It keeps its subscriptions
-    /// until it ends them itself. The [reclaim](Self::reclaim_in) after a process that died here
+    /// Evicts a living subscriber from both queues, with the reason. It keeps its subscriptions, and
+    /// the messages that it holds, until it ends them itself. The [reclaim](Self::reclaim_in) after a process that died here
     /// does the rest.
     pub(crate) fn evict_in(
         &self,

@@ -69,7 +69,7 @@ impl<W: Words + Clone> TopicWords<W> {
         let mut missed = 0;
         if self.settings().reliability == Reliability::Reliable {
             for subscription_id in self.local().subscriptions_of(role) {
-                self.local().for_each_unreleased(subscription_id, from, |words| {
+                self.local().for_each_unreleased(subscription_id, from, |_, words| {
                     missed += 1;
                     count(&mut sums, Entry::from_words(words).publisher);
                 });

@@ -47,6 +47,8 @@ pub(super) const DROPS: usize = 45;
 /// Length of the type name, 0 without one, and the name.
 pub(super) const TYPE_LENGTH: usize = 46;
 pub(super) const TYPE: usize = 47;
+/// Samples that a subscriber may hold.
+pub(super) const MAX_HELD: usize = TYPE + crate::TypeName::WORDS;
 pub(super) const MAX_REMEMBERED_LOSSES: usize = 16;
 
 pub(super) const CACHE_LINE_WORDS: usize = 8;
@@ -98,5 +100,5 @@ pub(super) fn store_all<W: Words>(words: &W, first: usize, all: impl IntoIterato
 
 const _: () =
     assert!(REMOTE_LAST_SEQUENCE_CHANGES.is_multiple_of(CACHE_LINE_WORDS) && QUEUES == 8192);
-const _: () = assert!(TYPE + crate::TypeName::WORDS <= PUBLISHERS);
+const _: () = assert!(MAX_HELD < PUBLISHERS);
 const _: () = assert!(NAME + crate::settings::MAX_TOPIC_NAME.div_ceil(8) <= PLACE);

@@ -19,6 +19,7 @@ type Words<'a> = &'a LocalWords;
 const SETTINGS: SharedSettings = SharedSettings {
     place: SharedLocation::Host,
     reliability: Reliability::Reliable,
+    max_held: 4,
     depth: 4,
     largest: 1000,
     loans: 4,
@@ -177,11 +178,14 @@ fn participants_and_backpressure_are_reported() {
     assert_eq!(topic.backpressure(), None);
     topic.publisher(id).backpressure().begin();
     assert!(topic.backpressure().is_some());
-    assert_eq!(topic.blocking_subscribers(Direction::Local), None, "there is still room");
-    topic.publish_in(&caller(1), world.entry(caller(1).me, 0, id, 4), &local).unwrap();
+    for sequence in 4..=5 {
+        assert_eq!(topic.blocking_subscribers(Direction::Local), None, "there is still room");
+        let entry = world.entry(caller(1).me, 0, id, sequence);
+        topic.publish_in(&caller(1), entry, &local).unwrap();
+    }
     assert_eq!(
         topic.blocking_subscribers(Direction::Local),
-        Some((0, vec![reader.subscription_id()]))
+        Some((1, vec![reader.subscription_id()]))
     );
     topic.publisher(id).backpressure().end(true);
     assert_eq!(
@@ -332,6 +336,14 @@ fn stopped_subscriber_is_evicted_from_both_queues() {
     topic.evict_in(&me, at, held_for, [&local, &inbound]).unwrap();
     assert!(!topic.local().is_subscribed(&subscription_ids[0]));
     assert!(!topic.inbound().is_subscribed(&subscription_ids[1]));
+    // It keeps what it holds until it ends.
+    assert!(!world.is_empty());
+    for (direction, control, subscriber) in
+        [(Direction::Local, &local, 0), (Direction::Inbound, &inbound, 1)]
+    {
+        let at = (direction, subscription_ids[subscriber].subscription_id());
+        topic.release_in(&me, at, 0, control);
+    }
     assert!(world.is_empty());
 }
 

@@ -4,10 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Duration;
 
-use ipc::{
-    Caller, OverflowPolicy, Owner, Participant, Published, QueueError, QueueSetup, SubscriptionId,
-    WordRange, Words,
-};
+use ipc::{Caller, Owner, Participant, Published, QueueError, SubscriptionId, WordRange, Words};
 
 use super::TopicWords;
 use super::entry::{self, Entry, TopicQueue};
@@ -22,17 +19,8 @@ use crate::settings::{MAX_TOPIC_NAME, Reliability, SharedLocation, SharedSetting
 use crate::type_name::TypeName;
 
 impl<W: Words + Clone> TopicWords<W> {
-    fn setup(settings: &SharedSettings) -> QueueSetup {
-        let overflow_policy = match settings.reliability {
-            Reliability::Reliable => OverflowPolicy::Reject,
-            Reliability::DropOldest => OverflowPolicy::DropOldest,
-            Reliability::DropNewest => OverflowPolicy::DropNewest,
-        };
-        QueueSetup { depth: settings.depth, overflow_policy }
-    }
-
     fn queue_words(settings: &SharedSettings) -> usize {
-        TopicQueue::<W>::required_words(Self::setup(settings))
+        TopicQueue::<W>::required_words(settings.queue_setup())
             .next_multiple_of(layout::CACHE_LINE_WORDS)
     }
 
@@ -58,7 +46,7 @@ impl<W: Words + Clone> TopicWords<W> {
             return Err(invalid(format!("the topic number {number} is out of range")));
         }
         for part in Self::queues(&words, settings)? {
-            TopicQueue::format_zeroed(part, Self::setup(settings)).during(operation).on(name)?;
+            TopicQueue::format_zeroed(part, settings.queue_setup()).during(operation).on(name)?;
         }
         store_all(&words, layout::NAME, bytes_to_words(name.as_bytes()));
         if let Some(name) = settings.type_name {
@@ -73,6 +61,7 @@ impl<W: Words + Clone> TopicWords<W> {
             (layout::UUID + 1, high),
             (layout::RELIABILITY, settings.reliability as u64),
             (layout::DEPTH, u64::from(settings.depth)),
+            (layout::MAX_HELD, u64::from(settings.max_held)),
             (layout::LARGEST, settings.largest),
             (layout::LOANS, u64::from(settings.loans)),
             (layout::RELEASE, settings.release_microseconds),
@@ -110,6 +99,8 @@ impl<W: Words + Clone> TopicWords<W> {
             reliability: reliability.ok_or_else(|| malformed("unknown reliability"))?,
             depth: number_in(layout::DEPTH, TopicSettings::MAX_DEPTH)
                 .ok_or_else(|| malformed("depth out of range"))?,
+            max_held: number_in(layout::MAX_HELD, TopicSettings::MAX_DEPTH)
+                .ok_or_else(|| malformed("number of held samples out of range"))?,
             largest: word(layout::LARGEST),
             loans: number_in(layout::LOANS, TopicSettings::MAX_LOANS)
                 .ok_or_else(|| malformed("number of loans out of range"))?,

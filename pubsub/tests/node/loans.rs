@@ -22,7 +22,7 @@ fn join(test_dir: &TestDir, mebibytes: u64) -> Node {
 
 /// Settings for messages of 1 MiB.
 fn large(depth: u32, loans: u32) -> TopicSettings {
-    TopicSettings { depth, loans, largest: MEBIBYTE, ..settings() }
+    TopicSettings { depth, max_held: 1, loans, largest: MEBIBYTE, ..settings() }
 }
 
 fn is_refused(error: &Error, kind: ErrorKind, topic: &str) {
@@ -41,15 +41,16 @@ fn all_loans(publisher: &Publisher) -> Vec<Loan> {
 #[test]
 fn loans_of_one_topic_leave_reservations_of_others() {
     let test_dir = TestDir::new();
-    // Eight messages and four loans; one message, and the eight loans of two publishers each.
-    let node = join(&test_dir, 12 + 1 + 16);
+    // Eight messages, two held ones and four loans; one message, two held ones, and the eight loans
+    // of two publishers each.
+    let node = join(&test_dir, 14 + 3 + 16);
     let calm = node.topic("calm", &large(8, LOANS)).unwrap();
     let greedy = node.topic("greedy", &large(1, 8)).unwrap();
     let takers = [greedy.publisher().unwrap(), greedy.publisher().unwrap()];
     let refused = greedy.publisher().unwrap_err();
     is_refused(&refused, ErrorKind::OverBudget, "greedy");
     let figures = "8 messages for queue and loans × 1048576 bytes = 8388608 bytes; topics already \
-                   reserve 30408704 of a budget of 30408704 bytes";
+                   reserve 34603008 of a budget of 34603008 bytes";
     assert_eq!(refused.detail(), figures);
     let taken: Vec<_> = takers.iter().map(all_loans).collect();
     assert_eq!(taken.iter().map(Vec::len).collect::<Vec<_>>(), [8, 8]);
@@ -79,8 +80,8 @@ fn loans_of_one_topic_leave_reservations_of_others() {
 #[test]
 fn reservation_of_a_killed_publisher_is_freed() {
     let test_dir = TestDir::new();
-    // Eight messages, and the loans of two publishers.
-    let node = join(&test_dir, 8 + 2 * 4);
+    // Eight messages, two held ones, and the loans of two publishers.
+    let node = join(&test_dir, 8 + 2 + 2 * 4);
     let topic = node.topic("numbers", &large(8, LOANS)).unwrap();
     let mut subscriber = topic.subscriber().unwrap();
     for _ in 0..3 {
@@ -105,7 +106,7 @@ fn reservations_survive_a_takeover() {
     let topic = served.topic("numbers", &large(8, LOANS)).unwrap();
     let mut publishers = vec![topic.publisher().unwrap(), topic.publisher().unwrap()];
     // Takes over when the service is killed.
-    let node = join(&test_dir, 8 + 2 * 4);
+    let node = join(&test_dir, 8 + 2 + 2 * 4);
     service.kill();
     until("the node to be served again", || node.serves());
     is_refused(&topic.publisher().unwrap_err(), ErrorKind::OverBudget, "numbers");

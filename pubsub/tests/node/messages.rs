@@ -207,7 +207,7 @@ fn memory_grows_without_waiting_for_stopped_processes() {
     let test_dir = TestDir::new();
     let node = test_dir.join();
     let (reliability, largest) = (Reliability::DropOldest, 1 << 20);
-    let settings = TopicSettings { reliability, largest, ..settings() };
+    let settings = TopicSettings { reliability, largest, max_held: 20, ..settings() };
     let topic = node.topic("numbers", &settings).unwrap();
     let (mut reader, publisher) = (topic.subscriber().unwrap(), topic.publisher().unwrap());
     let stopped = ChildProcess::start("subscribes numbers", test_dir.path());
@@ -228,13 +228,14 @@ fn best_effort_subscriber_that_holds_all_samples_is_evicted() {
         let test_dir = TestDir::new();
         let node = test_dir.join();
         let release_deadline = Duration::from_millis(200);
-        let settings = TopicSettings { reliability, release_deadline, ..settings() };
+        let settings = TopicSettings { reliability, release_deadline, max_held: 12, ..settings() };
         let topic = node.topic("numbers", &settings).unwrap();
         let publisher = topic.publisher().unwrap();
         let mut subscribers = Vec::new();
-        for _ in 0..2 {
+        // All that there is room for.
+        for count in [12, 8] {
             let mut subscriber = topic.subscriber().unwrap();
-            let samples: Vec<_> = (0..24)
+            let samples: Vec<_> = (0..count)
                 .map(|number| {
                     publish(&publisher, number..number + 1);
                     subscriber.pull(TIMEOUT).unwrap()
@@ -242,14 +243,16 @@ fn best_effort_subscriber_that_holds_all_samples_is_evicted() {
                 .collect();
             subscribers.push((subscriber, samples));
         }
-        // The first subscriber held more samples than allowed.
-        let (first, _held) = &mut subscribers[0];
+        // The first subscriber holds the maximum.
+        let (first, held) = &mut subscribers[0];
         assert_eq!(first.try_pull().unwrap_err().kind(), ErrorKind::TooManySamples);
         let mut reader = topic.subscriber().unwrap();
         until("room", || !publisher.push(&message(7), TIMEOUT).unwrap().is_dropped);
         assert_eq!(number_of(&reader.pull(TIMEOUT).unwrap()), 7);
         assert!(reader.missed() > 0, "{reliability}: dropped messages are not counted");
         assert_eq!(first.try_pull().unwrap_err().kind(), ErrorKind::Evicted);
+        // What it holds stays.
+        assert_eq!(held.iter().map(number_of).collect::<Vec<_>>(), (0..12).collect::<Vec<_>>());
         assert!(publisher.counters().evicted > 0 && publisher.counters().dropped > 0);
     }
 }

@@ -141,13 +141,15 @@ fn blocks_of_a_stream_are_reclaimed_after_process_death() {
     for number in 0..2 {
         assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), number);
     }
-    // The reader blocks the publisher and is evicted, but the blocks that its stream uses stay.
     publish(&publisher, 2..3);
     let rest = [subscriber.pull(TIMEOUT).unwrap(), subscriber.pull(TIMEOUT).unwrap()];
     let mut numbers = rest.each_ref().map(number_of);
     numbers.sort_unstable();
     assert_eq!(numbers, [2, 99]);
     drop(rest);
+    // The reader blocks the publisher and is evicted, but the blocks that its stream uses stay.
+    publish(&publisher, 3..4);
+    assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), 3);
     assert_eq!(publisher.subscribers(), 1);
     assert_eq!(used_blocks(&node), 2);
     other.kill();

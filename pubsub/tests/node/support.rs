@@ -63,7 +63,7 @@ pub fn settings() -> TopicSettings {
         Ok(name) => MemoryLocation::Device(name.parse().unwrap()),
         Err(_) => MemoryLocation::Host,
     };
-    TopicSettings { memory, depth: 8, largest: 4096, ..TopicSettings::default() }
+    TopicSettings { memory, depth: 8, max_held: 8, largest: 4096, ..TopicSettings::default() }
 }
 
 /// A topic of short messages on a device, and the device.

@@ -151,8 +151,9 @@ fn blocked_publisher_is_seen_by_the_next_service() {
     let (publisher, mut greedy) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
     publish(&publisher, 0..8);
     let held: Vec<_> = (0..8).map(|_| greedy.pull(TIMEOUT).unwrap()).collect();
+    publish(&publisher, 8..16);
     std::thread::scope(|scope| {
-        let blocked = scope.spawn(|| publish(&publisher, 8..9));
+        let blocked = scope.spawn(|| publish(&publisher, 16..17));
         until("a blocked publisher", || {
             let rows = node.report().unwrap();
             rows.iter().any(|row| matches!(row, Row::Publisher { waits_microseconds, .. } if *waits_microseconds > 0))
@@ -162,8 +163,8 @@ fn blocked_publisher_is_seen_by_the_next_service() {
         service = ChildProcess::start("serves", test_dir.path());
         blocked.join().unwrap();
     });
-    drop(held);
     assert_eq!(greedy.pull(TIMEOUT).unwrap_err().kind(), ErrorKind::Evicted);
+    assert_eq!(held.iter().map(number_of).collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
     assert_eq!(service_number(&test_dir), Some(2));
 }
 

@@ -62,7 +62,8 @@ fn open_takes_the_settings_of_a_remote_topic() {
     let first = join(test_dirs[0].path(), network(addresses[0], &[]));
     let second = join(test_dirs[1].path(), network(addresses[1], &[addresses[0]]));
     assert_eq!(second.open("numbers").unwrap_err().kind(), ErrorKind::NotFound);
-    let wanted = TopicSettings { memory: MemoryLocation::Host, depth: 3, ..settings() };
+    let wanted =
+        TopicSettings { memory: MemoryLocation::Host, depth: 3, max_held: 3, ..settings() };
     let remote = first.topic("numbers", &wanted).unwrap();
     // The topic has no publisher and no subscriber yet: the node does not announce it.
     assert_eq!(second.open("numbers").unwrap_err().kind(), ErrorKind::NotFound);

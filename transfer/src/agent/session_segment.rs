@@ -45,7 +45,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 type Notices = Queue<WordRange<MappedWords>, ENTRY>;
 
 fn setup() -> QueueSetup {
-    QueueSetup { depth: DEPTH, overflow_policy: OverflowPolicy::Reject }
+    QueueSetup { depth: DEPTH, max_held: 1, overflow_policy: OverflowPolicy::Reject }
 }
 
 fn target() -> Participant {

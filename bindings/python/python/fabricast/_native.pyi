@@ -76,7 +76,8 @@ class Node:
         depth: int = 16,
         largest: int | None = None,
         loans: int = 4,
-        release_deadline: float = 5.0,
+        release_deadline: float | None = 5.0,
+        max_held: int | None = None,
     ) -> Topic: ...
     def open(self, name: str, *, timeout: float | None = 30.0) -> Topic: ...
     def close(self) -> None: ...

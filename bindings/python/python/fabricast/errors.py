@@ -64,7 +64,10 @@ class DeadlineExceeded(Error, TimeoutError):
 
 
 class Evicted(Error):
-    """A subscriber was evicted: it held samples for longer than the topic allows."""
+    """A subscriber was evicted: it blocked publishers for longer than the topic allows.
+
+    Its samples stay valid. Open another subscriber to continue.
+    """
 
 
 class Denied(Error, PermissionError):

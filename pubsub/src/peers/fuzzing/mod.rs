@@ -31,7 +31,10 @@ impl Interest {
         settings: &TopicSettings,
     ) -> Result<Self> {
         let settings = SharedSettings::of(settings)?;
-        Ok(Self { topic: topic.into(), publishes, subscribes, settings, subscription: 0 })
+        let topic = topic.into();
+        let mut interest = Self { topic, publishes, subscribes, settings, subscription: 0 };
+        interest.clear_local_settings();
+        Ok(interest)
     }
 }
 

@@ -119,7 +119,8 @@ impl Routing {
     }
 
     pub(super) fn remote_settings(&self, topic: &str) -> Option<SharedSettings> {
-        self.incompatible_topics.remote_settings(topic)
+        let settings = self.incompatible_topics.remote_settings(topic);
+        settings.map(SharedSettings::with_default_held)
     }
 
     /// Sets the current topics of this node. Returns its interests in them.

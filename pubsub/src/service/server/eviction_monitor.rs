@@ -42,6 +42,8 @@ struct TopicMonitor {
     seen: Option<Instant>,
     /// Until then it is monitored even without a wait.
     until: Option<Instant>,
+    /// True while a report says that evicted subscribers hold the maximum of messages.
+    is_exhaustion_reported: bool,
 }
 
 /// State of a topic where publishers or other nodes wait.
@@ -107,6 +109,15 @@ impl EvictionMonitor {
             self.monitored.remove(&which);
         }
         late
+    }
+
+    /// Evicted subscribers hold the maximum of a topic's messages, or do not any more. True if that is
+    /// new.
+    fn note_exhaustion(&mut self, which: (u32, Direction), is_exhausted: bool) -> bool {
+        let monitor = self.monitored.get_mut(&which);
+        monitor.is_some_and(|monitor| {
+            !std::mem::replace(&mut monitor.is_exhaustion_reported, is_exhausted) && is_exhausted
+        })
     }
 
     pub(super) fn forget(&mut self, number: u32) {
@@ -194,10 +205,28 @@ impl Service {
         let found = has_waiters.then(|| {
             let mut holders = topic.holders(direction);
             if direction == Direction::Local {
-                holders.retain(|(_, it)| !topic.is_being_written(*it, local.control()));
+                holders.retain(|(holder, _)| !topic.waits_for_stream(*holder, local.control()));
             }
             BlockedTopic { holders, deadline: topic.settings().release_deadline() }
         });
+        let is_stuck = found.as_ref().is_some_and(|found| found.holders.is_empty());
+        let evicted = if is_stuck { topic.evicted_holders(direction) } else { Vec::new() };
+        if self.eviction_monitor.note_exhaustion(which, !evicted.is_empty()) {
+            let names = evicted.iter().map(|(holder, held)| {
+                let client = holder.participant().and_then(|it| self.broker.name(it));
+                let name = client.map_or_else(
+                    || "an unknown process".to_owned(),
+                    |client| format!("process {} \"{}\"", client.process, client.label),
+                );
+                format!("{name}: {held}")
+            });
+            tracing::warn!(
+                topic = topic.name(),
+                held = names.collect::<Vec<_>>().join(", "),
+                "publishers wait: evicted subscribers hold the maximum of messages. They have to \
+                 drop samples"
+            );
+        }
         let holders = found.iter().flat_map(|found| &found.holders);
         let position = holders.map(|(_, position)| *position).min();
         let mut has_evicted = false;
@@ -222,7 +251,7 @@ impl Service {
                         participant = participant.map(tracing::field::display),
                         position,
                         held_for = %text::format_duration(held_for),
-                        "a subscriber was evicted: it held a message past the release deadline"
+                        "a subscriber was evicted: it blocked publishers past the release deadline"
                     );
                     has_evicted = true;
                 }
@@ -239,7 +268,8 @@ mod tests {
 
     /// Subscriptions of a queue.
     fn subscriptions<const N: usize>() -> [SubscriptionId; N] {
-        let setup = ipc::QueueSetup { depth: 4, overflow_policy: ipc::OverflowPolicy::Reject };
+        let setup =
+            ipc::QueueSetup { depth: 4, max_held: 4, overflow_policy: ipc::OverflowPolicy::Reject };
         let words =
             ipc::LocalWords::zeroed(ipc::Queue::<ipc::LocalWords, 1>::required_words(setup));
         let queue = ipc::Queue::<_, 1>::format(words, setup).unwrap();

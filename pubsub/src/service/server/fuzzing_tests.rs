@@ -89,6 +89,7 @@ fn settings() -> impl Strategy<Value = SharedSettings> {
             place,
             reliability,
             depth,
+            max_held: loans,
             largest,
             loans,
             release_microseconds: release.max(usual.release_microseconds & 1),
