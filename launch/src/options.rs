@@ -127,7 +127,8 @@ impl GroupOptions {
         self
     }
 
-    /// The providers that may be used.
+    /// The providers of fabrics and rings that may be used. A required one is used for rings within a
+    /// machine, too, or they fail. Memory of the machine that ranks share needs no provider.
     #[must_use]
     pub fn providers(mut self, providers: Policy) -> Self {
         self.providers = providers;

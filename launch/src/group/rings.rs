@@ -1,6 +1,6 @@
 //! Rings between ranks.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use control::launcher::{Error, ErrorKind, Result};
@@ -53,7 +53,8 @@ impl Group {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) and
     /// [`RankFailed`](ErrorKind::RankFailed) with the rank; errors of
     /// [`RingSetup::listen`]: beyond loopback a ring needs
-    /// [consent](crate::GroupOptions::insecure).
+    /// [consent](crate::GroupOptions::insecure); [`Unavailable`](ErrorKind::Unavailable) if no
+    /// [permitted provider](crate::GroupOptions::providers) serves it, also within a machine.
     pub fn ring_from(
         &mut self,
         rank: u32,
@@ -82,13 +83,43 @@ impl Group {
         let mut key = [0; 16];
         getrandom::fill(&mut key)
             .map_err(|error| Error::new(READ, ErrorKind::Failed, error.to_string()))?;
-        let address = match self.ranks.shares_loopback_with(rank) {
-            true => IpAddr::V4(Ipv4Addr::LOCALHOST),
-            false => self.own_address(READ)?,
+        let setup = self.with_options(setup).key(key);
+        let listener = match self.ranks.shares_loopback_with(rank) {
+            true => self.listen_within_machine(rank, &setup)?,
+            false => {
+                let listener = setup.listen(SocketAddr::new(self.own_address(READ)?, 0));
+                listener.map_err(|error| of_ring(READ, rank, error))?
+            }
         };
-        let setup = self.with_options(rank, setup).key(key);
-        let listener = setup.listen(SocketAddr::new(address, 0));
-        Ok((listener.map_err(|error| of_ring(READ, rank, error))?, key))
+        Ok((listener, key))
+    }
+
+    /// Listens on loopback; where its providers are not permitted, at the address of this machine: a
+    /// network card serves no loopback address.
+    fn listen_within_machine(&self, rank: u32, setup: &RingSetup) -> Result<RingListener> {
+        let on_loopback = setup.listen(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0));
+        let refusal = match on_loopback {
+            Err(error) if error.kind() == fabric::ErrorKind::NoProvider => error,
+            listener => return listener.map_err(|error| of_ring(READ, rank, error)),
+        };
+        let (refusal, remedy) = if self.options.is_insecure() {
+            let address = SocketAddr::new(self.own_address(READ)?, 0);
+            match setup.listen(address) {
+                Err(error) if error.kind() == fabric::ErrorKind::NoProvider => {
+                    (error, format!("or one that serves {}", address.ip()))
+                }
+                listener => return listener.map_err(|error| of_ring(READ, rank, error)),
+            }
+        } else {
+            let remedy = "or permit the address of the machine: GroupOptions::insecure, \
+                FABRICAST_INSECURE=true";
+            (refusal, remedy.to_owned())
+        };
+        let detail = format!(
+            "rank {rank} is on this machine: {refusal}. Permit a provider that serves loopback, \
+             {remedy}. \"fabricast info\" lists the providers"
+        );
+        Err(Error::new(READ, ErrorKind::Unavailable, detail).of_ranks([rank]))
     }
 
     fn tell_writer(
@@ -118,7 +149,7 @@ impl Group {
         let deadline = CallDeadline::new(WRITE, timeout);
         self.ranks.check(WRITE, rank)?;
         let (address, key) = self.receive_offer(rank, deadline)?;
-        let setup = self.with_options(rank, setup).key(key);
+        let setup = self.with_options(setup).key(key);
         setup.connect(address, deadline.left()).map_err(|error| of_ring(WRITE, rank, error))
     }
 
@@ -146,12 +177,9 @@ impl Group {
         }
     }
 
-    /// The setup with the options of the group. Its providers are for ranks of other machines.
-    fn with_options(&self, rank: u32, setup: &RingSetup) -> RingSetup {
-        let mut setup = setup.clone();
-        if !self.ranks.shares_loopback_with(rank) {
-            setup = setup.default_policy(self.options.provider_policy());
-        }
+    /// The setup with the options of the group, whose providers are those of all rings.
+    fn with_options(&self, setup: &RingSetup) -> RingSetup {
+        let setup = setup.clone().default_policy(self.options.provider_policy());
         if self.options.is_insecure() { setup.insecure() } else { setup }
     }
 }
@@ -160,6 +188,7 @@ fn of_ring(operation: &'static str, rank: u32, error: fabric::Error) -> Error {
     let kind = match error.kind() {
         fabric::ErrorKind::DeadlineExceeded => ErrorKind::DeadlineExceeded,
         fabric::ErrorKind::InvalidArgument => ErrorKind::InvalidArgument,
+        fabric::ErrorKind::NoProvider => ErrorKind::Unavailable,
         _ => ErrorKind::Failed,
     };
     Error::caused_by(operation, kind, error).of_ranks([rank])

@@ -502,6 +502,46 @@ fn rings_connect_ranks_in_both_directions() {
     });
 }
 
+/// Opens a ring from rank 0 to rank 1, and returns its provider at this rank.
+fn provider_of_ring(group: &mut Group) -> Result<String> {
+    let setup = RingSetup::new();
+    match group.rank() {
+        0 => group.ring_to(1, &setup, TIMEOUT).map(|writer| writer.provider().to_owned()),
+        _ => group.ring_from(0, &setup, TIMEOUT).map(|reader| reader.provider().to_owned()),
+    }
+}
+
+#[test]
+fn rings_within_a_machine_go_by_the_required_provider() {
+    const LAYERED: &str = "tcp;ofi_rxm";
+    let free = run(2, |mut group| provider_of_ring(&mut group).unwrap());
+    assert!(!free.contains(&LAYERED.to_owned()), "{free:?}");
+    let required =
+        |_, options: GroupOptions| options.providers(format!("={LAYERED}").parse().unwrap());
+    let found = run_with(2, required, |mut group| provider_of_ring(&mut group).unwrap());
+    assert_eq!(found, [LAYERED, LAYERED]);
+}
+
+#[test]
+fn required_provider_that_serves_no_ring_is_refused() {
+    let absent = |_, options: GroupOptions| options.providers("=absent".parse().unwrap());
+    let [writer, reader] =
+        run_with(2, absent, |mut group| provider_of_ring(&mut group).unwrap_err())
+            .try_into()
+            .unwrap();
+    assert_eq!((reader.kind(), reader.ranks()), (ErrorKind::Unavailable, &[0][..]), "{reader}");
+    let text = reader.to_string();
+    for part in ["rank 0 is on this machine", "policy requires absent", "FABRICAST_INSECURE=true"] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert_eq!((writer.kind(), writer.ranks()), (ErrorKind::RankFailed, &[1][..]), "{writer}");
+    let insecure = |rank, options| absent(rank, options).insecure();
+    let errors = run_with(2, insecure, |mut group| provider_of_ring(&mut group).unwrap_err());
+    let text = errors[1].to_string();
+    assert!(text.contains("or one that serves ") && !text.contains("INSECURE"), "{text}");
+    assert_eq!(text.matches("policy requires absent").count(), 1, "{text}");
+}
+
 #[test]
 fn writer_gets_the_error_of_a_reader_that_cannot_listen() {
     run(2, |mut group| {

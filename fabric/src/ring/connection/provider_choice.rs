@@ -1,5 +1,6 @@
 //! Chooses the provider that both sides have, and opens its endpoint.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use super::super::{Port, queue_entries};
@@ -16,6 +17,37 @@ pub(super) fn bind_address(local: SocketAddr) -> Option<IpAddr> {
     (!local.is_unspecified()).then_some(local)
 }
 
+/// Reasons of refusals, each with the providers that it concerns.
+#[derive(Debug, Default)]
+struct Refusals(Vec<(String, Vec<String>)>);
+
+impl Refusals {
+    fn add(&mut self, reason: String, provider: Option<&str>) {
+        let known = self.0.iter().position(|(known, _)| *known == reason);
+        let at = known.unwrap_or_else(|| {
+            self.0.push((reason, Vec::new()));
+            self.0.len() - 1
+        });
+        let providers = &mut self.0[at].1;
+        if let Some(provider) = provider
+            && !providers.iter().any(|known| known == provider)
+        {
+            providers.push(provider.to_owned());
+        }
+    }
+}
+
+impl fmt::Display for Refusals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, (reason, providers)) in self.0.iter().enumerate() {
+            let separator = if at == 0 { "" } else { " | " };
+            let colon = if providers.is_empty() { "" } else { ": " };
+            write!(f, "{separator}{}{colon}{reason}", providers.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
 /// Usable providers at a local address, best first. A provider that stays on the machine is used
 /// only if it is required: a TCP connection between two containers does not imply shared memory.
 pub(super) fn usable_providers(
@@ -26,7 +58,7 @@ pub(super) fn usable_providers(
     let is_asked = !policy.require.is_empty();
     let is_near = is_asked || local.is_none_or(|local| local.is_loopback());
     let reach = if is_near { Locality::SameMachine } else { Locality::OtherMachines };
-    let (mut found, mut refused) = (Vec::new(), Vec::new());
+    let (mut found, mut refused) = (Vec::new(), Refusals::default());
     // Providers without immediates can still use messages.
     for immediate_bytes in [4, 0] {
         let need = Requirements { immediate_bytes, ..Requirements::ring(reach) };
@@ -36,7 +68,7 @@ pub(super) fn usable_providers(
         }
         let mut offers = match query.offers() {
             Err(error) if error.kind() == ErrorKind::NoProvider => {
-                refused.push(error.to_string());
+                refused.add(error.to_string(), None);
                 continue;
             }
             offers => offers?,
@@ -48,8 +80,7 @@ pub(super) fn usable_providers(
         for (candidate, at) in choice.candidates.iter().zip(order) {
             let Some(offer) = offers[at].take() else { continue };
             if candidate.verdict == Verdict::Refused {
-                let reason = format!("{}: {}", candidate.provider, candidate.reasons.join("; "));
-                refused.push(reason);
+                refused.add(candidate.reasons.join("; "), Some(&candidate.provider));
                 continue;
             }
             let Capabilities { protocol, address_format, .. } = *offer.capabilities();
@@ -61,8 +92,7 @@ pub(super) fn usable_providers(
         }
     }
     if found.is_empty() {
-        refused.dedup();
-        let detail = format!("no provider of this machine is permitted: {}", refused.join(" | "));
+        let detail = format!("no provider of this machine is permitted: {refused}");
         return Err(Error::new(ErrorKind::NoProvider, OPERATION, detail));
     }
     Ok(found)
