@@ -11,9 +11,9 @@
 //!
 //! The first fragment begins with the length of the message (4 bytes, little endian).
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use transfer::{MAX_NOTICE_LENGTH, Notice};
+use transfer::{Departure, MAX_NOTICE_LENGTH, Notice};
 
 /// The first tag of these notices.
 pub(crate) const FIRST_TAG: u64 = 0xffff << 48;
@@ -119,7 +119,8 @@ pub(crate) struct Mailbox {
     direct: HashMap<u32, VecDeque<Vec<u8>>>,
     /// The first collective that failed, and why.
     abort: Option<(u16, Vec<u8>)>,
-    lost: HashSet<u32>,
+    /// Ranks that have departed, in the order in which that was learned.
+    departed: Vec<(u32, Departure)>,
 }
 
 impl Mailbox {
@@ -146,13 +147,21 @@ impl Mailbox {
         }
     }
 
-    /// A rank has left or died.
-    pub(crate) fn lose(&mut self, rank: u32) {
-        self.lost.insert(rank);
+    /// A rank has departed.
+    pub(crate) fn note_departure(&mut self, rank: u32, departure: Departure) {
+        if !self.has_departed(rank) {
+            self.departed.push((rank, departure));
+        }
     }
 
-    pub(crate) fn is_lost(&self, rank: u32) -> bool {
-        self.lost.contains(&rank)
+    pub(crate) fn has_departed(&self, rank: u32) -> bool {
+        self.departed.iter().any(|(departed, _)| *departed == rank)
+    }
+
+    /// The rank whose departure may be the cause of others: the first that died, or else the first.
+    pub(crate) fn first_departed(&self) -> Option<u32> {
+        let died = self.departed.iter().find(|(_, departure)| *departure == Departure::Dead);
+        died.or(self.departed.first()).map(|(rank, _)| *rank)
     }
 
     pub(crate) fn take(&mut self, from: u32, id: MessageId) -> Option<Vec<u8>> {

@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use control::launcher::{Error, ErrorKind, Result};
-use transfer::{Agent, Event, Token};
+use transfer::{Agent, Departure, Event, Token};
 
 use crate::collective::{Collective, Source, partners};
 use crate::mailbox::{MAX_BYTES, MAX_MESSAGE, Mailbox, MessageId, fragments};
@@ -56,6 +56,11 @@ impl Failure {
         let (tag, rank) = bytes.split_first()?;
         let rank = u32::from_le_bytes(rank.try_into().ok()?);
         by_tag.get(usize::from(*tag)).map(|failure| failure(rank))
+    }
+
+    /// May it follow from the failure of another rank?
+    fn may_be_consequence(self) -> bool {
+        matches!(self, Self::Missing(_) | Self::Ended(_) | Self::Unreachable(_))
     }
 
     fn error(self, CallDeadline { operation, timeout, .. }: CallDeadline) -> Error {
@@ -247,9 +252,9 @@ impl Messenger {
             if self.mailbox.has_contradiction(source.rank, id) {
                 return Err(self.fail(call, Failure::Malformed(source.rank)));
             }
-            let is_lost = self.mailbox.is_lost(source.rank);
-            let lost = is_lost.then_some(Failure::Ended(source.rank));
-            if let Some(failure) = self.reported_failure().or(lost) {
+            let has_departed = self.mailbox.has_departed(source.rank);
+            let departed = has_departed.then_some(Failure::Ended(source.rank));
+            if let Some(failure) = self.reported_failure().or(departed) {
                 return Err(self.fail(call, failure));
             }
             // Only the rank that waits for a first message knows that its sender is missing.
@@ -276,9 +281,10 @@ impl Messenger {
                         self.mailbox.add(rank, &notice, self.sequence);
                     }
                 }
-                Event::Left { from, .. } => {
+                Event::Left { from, is_dead, .. } => {
                     if let Some(rank) = call.ranks.find(from) {
-                        self.mailbox.lose(rank);
+                        let departure = if is_dead { Departure::Dead } else { Departure::Closed };
+                        self.mailbox.note_departure(rank, departure);
                     }
                 }
                 _ => {}
@@ -293,10 +299,38 @@ impl Messenger {
 
     /// Ends the collectives of this rank, and reports the failure to its partners.
     fn fail(&mut self, call: &mut Call<'_>, failure: Failure) -> Error {
+        let failure =
+            self.first_cause(call).filter(|_| failure.may_be_consequence()).unwrap_or(failure);
         if self.failure.replace(failure).is_none() {
-            self.report(call, failure);
+            self.report(call, failure, partners(call.ranks.own(), call.ranks.size()));
         }
         failure.error(call.deadline)
+    }
+
+    /// Tells the connected partners which rank departed first, if one did: their next failure would
+    /// name this rank, which leaves because of the other.
+    pub(crate) fn leave(&mut self, mut call: Call<'_>) {
+        if self.failure.is_some() {
+            return;
+        }
+        self.failure = self.first_cause(&mut call);
+        if let Some(failure) = self.failure {
+            let mut partners = partners(call.ranks.own(), call.ranks.size());
+            partners.retain(|rank| call.ranks.is_connected(*rank));
+            self.report(&mut call, failure, partners);
+        }
+    }
+
+    /// The failure that others may follow from, as far as known without waiting: what another rank has
+    /// reported, or the departure of the first rank.
+    fn first_cause(&mut self, call: &mut Call<'_>) -> Option<Failure> {
+        self.take_events(call, Duration::ZERO);
+        for (rank, peer) in call.ranks.connected() {
+            if let Some(departure) = call.agent.departure(peer) {
+                self.mailbox.note_departure(rank, departure);
+            }
+        }
+        self.reported_failure().or_else(|| self.mailbox.first_departed().map(Failure::Ended))
     }
 
     /// Ends the collectives because this rank cannot take part, and returns why.
@@ -306,10 +340,14 @@ impl Messenger {
         error
     }
 
-    fn report(&self, Call { agent, ranks, .. }: &mut Call<'_>, failure: Failure) {
+    fn report(
+        &self,
+        Call { agent, ranks, .. }: &mut Call<'_>,
+        failure: Failure,
+        mut partners: Vec<u32>,
+    ) {
         let end = Instant::now() + REPORT_TIMEOUT;
         let left = || end.saturating_duration_since(Instant::now());
-        let mut partners = partners(ranks.own(), ranks.size());
         partners.retain(|rank| failure != Failure::Ended(*rank));
         // A connection to a rank that does not answer must not delay the others.
         partners.sort_by_key(|rank| !ranks.is_connected(*rank));
@@ -350,7 +388,7 @@ impl Messenger {
                 return Ok(message);
             }
             let left = call.deadline.left();
-            if self.mailbox.is_lost(from) {
+            if self.mailbox.has_departed(from) {
                 return Err(Failure::Ended(from).error(call.deadline));
             }
             if left.is_zero() {

@@ -133,6 +133,11 @@ impl Ranks {
         self.peers[rank as usize].is_some()
     }
 
+    /// The ranks that this one has connected to.
+    pub(crate) fn connected(&self) -> impl Iterator<Item = (u32, PeerId)> {
+        self.peers.iter().zip(0..).filter_map(|(peer, rank)| Some((rank, (*peer)?)))
+    }
+
     /// Connects to a rank, once.
     pub(crate) fn connect(
         &mut self,

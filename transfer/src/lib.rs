@@ -44,8 +44,9 @@ mod wire;
 
 pub use admission::Admission;
 pub use agent::{
-    Agent, AgentCard, AgentOptions, Condition, Event, EventWatch, FabricAddress, Leftovers,
-    MAX_PUBLISHED_REGIONS, MemoryAttributes, PeerId, PreparedTransfer, Route, choose_fabric, clean,
+    Agent, AgentCard, AgentOptions, Condition, Departure, Event, EventWatch, FabricAddress,
+    Leftovers, MAX_PUBLISHED_REGIONS, MemoryAttributes, PeerId, PreparedTransfer, Route,
+    choose_fabric, clean,
 };
 pub use blocks::{Blocks, MAX_STRIDES, Rows, Strided, Subarray};
 pub use copy_service::CopyService;

@@ -55,7 +55,8 @@ use crate::ranks::Ranks;
 pub struct Group {
     ranks: Ranks,
     local: LocalRank,
-    agent: Agent,
+    /// None once the group was closed.
+    agent: Option<Agent>,
     messenger: Messenger,
     options: GroupOptions,
     /// The directory of the job's node, if one was joined.
@@ -114,7 +115,7 @@ impl Group {
     /// This rank's agent. It never returns notices of the group, whose tags have their upper 16 bits
     /// set.
     pub fn agent(&mut self) -> &mut Agent {
-        &mut self.agent
+        present(&mut self.agent)
     }
 
     /// Connects this rank's agent to that of another rank, once, by the best path that both have.
@@ -125,7 +126,7 @@ impl Group {
     /// exist; [`RankFailed`](ErrorKind::RankFailed) if its process has ended; errors of
     /// [`Agent::connect`].
     pub fn peer(&mut self, rank: u32, timeout: Duration) -> Result<PeerId> {
-        self.ranks.connect(&mut self.agent, rank, timeout)
+        self.ranks.connect(present(&mut self.agent), rank, timeout)
     }
 
     /// The rank of an agent, as events name it; None if it is of no rank.
@@ -177,7 +178,7 @@ impl Group {
     }
 
     fn run(&mut self, collective: &mut impl Collective, deadline: CallDeadline) -> Result<()> {
-        let mut call = Call::new(&mut self.agent, &mut self.ranks, deadline);
+        let mut call = Call::new(present(&mut self.agent), &mut self.ranks, deadline);
         self.messenger.run(&mut call, collective)
     }
 
@@ -195,7 +196,8 @@ impl Group {
     }
 
     /// Ends the group after all ranks have called it: completes the operations of its agent, and
-    /// leaves nothing behind. Dropping a group ends it without waiting for other ranks.
+    /// leaves nothing behind. Dropping a group ends it without waiting for other ranks; it tells them
+    /// which rank had ended before, if one had, so that their errors name that one.
     ///
     /// # Errors
     /// As [`barrier`](Self::barrier) and [`Agent::close`]; the group has ended nevertheless.
@@ -203,8 +205,22 @@ impl Group {
         let deadline = CallDeadline::new("close group", timeout);
         let mut barrier = Barrier::new(self.rank(), self.size());
         let all_came = self.run(&mut barrier, deadline);
-        let closed = self.agent.close(deadline.left());
+        let closed = self.agent.take().map_or(Ok(()), |agent| agent.close(deadline.left()));
         all_came?;
         closed.map_err(|error| Error::caused_by("close group", ErrorKind::Failed, error))
     }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(agent) = &mut self.agent {
+            let deadline = CallDeadline::new("leave group", Duration::ZERO);
+            self.messenger.leave(Call::new(agent, &mut self.ranks, deadline));
+        }
+    }
+}
+
+/// The agent of a group that was not closed.
+fn present(agent: &mut Option<Agent>) -> &mut Agent {
+    agent.as_mut().expect("only close, which consumes the group, takes the agent")
 }

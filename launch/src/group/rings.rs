@@ -7,7 +7,7 @@ use control::launcher::{Error, ErrorKind, Result};
 use fabric::ring::{RingListener, RingReader, RingSetup, RingWriter};
 use serde::{Deserialize, Serialize};
 
-use super::Group;
+use super::{Group, present};
 use crate::messenger::{Call, CallDeadline, Messenger};
 
 const READ: &str = "open ring from rank";
@@ -130,7 +130,7 @@ impl Group {
     ) -> Result<()> {
         let bytes = postcard::to_allocvec(message)
             .map_err(|error| Error::caused_by(READ, ErrorKind::Failed, error))?;
-        let call = Call::new(&mut self.agent, &mut self.ranks, deadline);
+        let call = Call::new(present(&mut self.agent), &mut self.ranks, deadline);
         Messenger::send_direct(call, rank, &bytes)
     }
 
@@ -160,7 +160,7 @@ impl Group {
         deadline: CallDeadline,
     ) -> Result<(SocketAddr, [u8; 16])> {
         loop {
-            let call = Call::new(&mut self.agent, &mut self.ranks, deadline);
+            let call = Call::new(present(&mut self.agent), &mut self.ranks, deadline);
             let bytes = self.messenger.receive_direct(call, rank)?;
             let message = postcard::from_bytes(&bytes).map_err(|error| {
                 Error::caused_by(WRITE, ErrorKind::Malformed, error).of_ranks([rank])

@@ -94,7 +94,15 @@ impl Group {
         let local = LocalRank { rank: index as u32, size: local.len() as u32 };
         tracing::debug!(launcher = exchange.name(), rank, size, ?local, "group started");
         let messenger = Messenger::default();
-        Ok(Self { ranks, local, agent, messenger, options, node_directory: None, exchange })
+        Ok(Self {
+            ranks,
+            local,
+            agent: Some(agent),
+            messenger,
+            options,
+            node_directory: None,
+            exchange,
+        })
     }
 }
 

@@ -264,6 +264,55 @@ fn ended_rank_is_named_by_all_others_at_once() {
     }
 }
 
+/// A rank that fails in a collective leaves, and later ones find it gone.
+#[test]
+fn rank_that_left_after_a_failure_is_not_named_for_it() {
+    let errors = run(3, |mut group| {
+        group.barrier(TIMEOUT).unwrap();
+        match group.rank() {
+            1 => return None,
+            2 => {
+                let end = Instant::now() + SHORT / 2;
+                while Instant::now() < end {
+                    group.agent().progress();
+                    thread::sleep(Duration::from_millis(10));
+                }
+            }
+            _ => {}
+        }
+        Some(group.barrier(TIMEOUT).unwrap_err())
+    });
+    for error in errors.into_iter().flatten() {
+        assert_eq!((error.kind(), error.ranks()), (ErrorKind::RankFailed, &[1][..]), "{error}");
+    }
+}
+
+/// Rank 2 ends, and rank 1 because of it, outside of collectives. Rank 5 has a connection from rank 1
+/// only.
+#[test]
+fn first_of_several_ranks_that_end_is_named() {
+    let errors = run(6, |mut group| {
+        group.barrier(TIMEOUT).unwrap();
+        match group.rank() {
+            1 => {
+                let peer = group.peer(2, TIMEOUT).unwrap();
+                while group.agent().notify(peer, Notice::new(5, b"").unwrap()).is_ok() {
+                    thread::sleep(Duration::from_millis(10));
+                }
+                None
+            }
+            2 => None,
+            5 => Some(group.barrier(TIMEOUT).unwrap_err()),
+            _ => {
+                thread::sleep(SHORT);
+                None
+            }
+        }
+    });
+    let error = errors[5].as_ref().unwrap();
+    assert_eq!((error.kind(), error.ranks()), (ErrorKind::RankFailed, &[2][..]), "{error}");
+}
+
 #[test]
 fn rank_that_cannot_start_fails_all_with_its_error() {
     let directory = TestDirectory::new();

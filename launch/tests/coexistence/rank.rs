@@ -245,8 +245,6 @@ fn survive(directory: &Path) {
     }
     let error = group.barrier(LONG).unwrap_err();
     say(&format!("{error} {:?}", error.ranks()));
-    // The others may still report it by way of this one.
-    thread::sleep(Duration::from_secs(1));
 }
 
 /// Rank 1 is started with a mistake, and each rank says what it learns.

@@ -2,6 +2,16 @@
 
 use crate::notice::Notice;
 
+/// How a peer departed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Departure {
+    /// The program of the peer closed or dropped its agent.
+    Closed,
+    /// The process of the peer ended without that, or the connection to it was lost.
+    Dead,
+}
+
 /// An event that peers caused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]

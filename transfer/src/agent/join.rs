@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use gpu::{Device, Memory};
 
+use super::event::Departure;
 use super::explain::{self, EXPLAIN, MemoryAttributes};
 use super::local_copies::{CopyBuffer, LocalMover};
 use super::peers::Peer;
@@ -31,6 +32,30 @@ impl Agent {
     #[must_use]
     pub fn locality(&self, peer: PeerId) -> Option<&Locality> {
         self.peers.find(peer.0).map(Peer::locality)
+    }
+
+    /// How a peer departed, if it is known to have. [`Event::Left`] tells that only of peers that
+    /// connected to this agent, this also of those that this agent connected to.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use transfer::{Agent, AgentOptions, Departure};
+    /// let mut here = Agent::start(AgentOptions::new("here"))?;
+    /// let there = Agent::start(AgentOptions::new("there"))?;
+    /// let peer = here.connect(&there.card().encode()?, Duration::from_secs(1))?;
+    /// assert_eq!(here.departure(peer), None);
+    /// drop(there);
+    /// assert_eq!(here.departure(peer), Some(Departure::Closed));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// [`Event::Left`]: super::Event::Left
+    pub fn departure(&mut self, peer: PeerId) -> Option<Departure> {
+        self.progress();
+        match self.peers.find_mut(peer.0)?.local_session_mut() {
+            Some(local_session) => local_session.departure(),
+            None => self.remote_transport.departure(peer.0),
+        }
     }
 
     /// Connects to a peer by a fabric now, not only when the first regions are joined, so that

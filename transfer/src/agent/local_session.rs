@@ -9,6 +9,7 @@ use ipc::{Channel, ChannelError, Doorbell, MappedWords, Message, PidFd};
 use threads::RetryBackoff;
 
 use super::card::AgentCard;
+use super::event::Departure;
 use super::host_staged::StagingLink;
 use super::local_protocol::Reply;
 use super::local_target::{InitiatorKind, LocalInitiator, LocalTarget, ReadOnlyRegionTable};
@@ -107,6 +108,13 @@ impl LocalSession {
             return Some("its process has ended");
         }
         self.is_disconnected.then_some("the connection to it has ended. Connect again")
+    }
+
+    /// How the peer departed, if it did. An agent that is closed says so before its connection ends.
+    pub(super) fn departure(&mut self) -> Option<Departure> {
+        self.refresh();
+        let closed = self.region_table.is_closed();
+        self.closed_cause().map(|_| if closed { Departure::Closed } else { Departure::Dead })
     }
 
     /// Why no operation can start with it, or with a region, as of now.

@@ -58,7 +58,7 @@ use crate::share::check_fork;
 
 pub use agent_files::Condition;
 pub use card::{AgentCard, FabricAddress, MAX_PUBLISHED_REGIONS};
-pub use event::Event;
+pub use event::{Departure, Event};
 pub use event_watch::EventWatch;
 pub use explain::MemoryAttributes;
 pub use leftovers::{Leftovers, clean};

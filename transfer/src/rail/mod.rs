@@ -201,10 +201,11 @@ pub(crate) enum RailEvent {
     Up {
         link: u32,
     },
-    /// The peer does not answer (any more), or is another agent.
+    /// The peer does not answer (any more), is another agent, or has closed its agent or rail.
     Down {
         link: u32,
         error: Error,
+        is_closed: bool,
     },
     /// The outcome of opening a region with this ticket, now or again in a new session.
     Opened {

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use gpu::{Block, emulated};
 use transfer::path::Policy;
-use transfer::{Agent, AgentOptions, Condition, ErrorKind, Event, HostBuffer, Rights};
+use transfer::{Agent, AgentOptions, Condition, Departure, ErrorKind, Event, HostBuffer, Rights};
 
 use crate::common::{LENGTH, LeakCheck, TIMEOUT, alone, device};
 use crate::fixture::{AgentFixture, END, SLEEP, SUM, WITHDRAW, notice, sum_of};
+use crate::rails::tcp;
 
 const WHOLE: [Block; 1] = [Block { to: 0, from: 0, length: LENGTH }];
 
@@ -36,6 +37,44 @@ fn peer_that_closed_cleanly_is_not_reported_dead() {
         loop {
             if let Event::Left { is_dead, .. } = fixture.agent.next_event(TIMEOUT).unwrap() {
                 break assert_eq!(is_dead, is_killed);
+            }
+        }
+    }
+}
+
+/// Of a peer by a fabric as well: the event of a killed one comes after its timeout.
+#[test]
+fn departure_tells_a_killed_peer_from_a_closed_one() {
+    let _alone = alone();
+    for (is_remote, is_killed) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (mut fixture, role) = match is_remote {
+            false => (AgentFixture::open(), "host".to_owned()),
+            true => (AgentFixture::open_remote(tcp(), 2), format!("remote by {} 2: host", tcp())),
+        };
+        let mut peer_process = fixture.peer_process(&role, &[]);
+        let peer = peer_process.peer;
+        fixture.request(&peer_process, SUM, 0);
+        assert_eq!(fixture.agent.departure(peer), None);
+        if is_killed {
+            peer_process.other.kill();
+        } else {
+            fixture.notify_peer(&peer_process, END, 0);
+            peer_process.other.finish();
+        }
+        let end = Instant::now() + TIMEOUT;
+        let departure = loop {
+            if let Some(departure) = fixture.agent.departure(peer) {
+                break departure;
+            }
+            assert!(Instant::now() < end, "remote {is_remote}, killed {is_killed}");
+            let _ = fixture.agent.notify(peer, notice(SLEEP, 0));
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let expected = if is_killed { Departure::Dead } else { Departure::Closed };
+        assert_eq!(departure, expected, "remote {is_remote}");
+        loop {
+            if let Event::Left { is_dead, .. } = fixture.agent.next_event(TIMEOUT).unwrap() {
+                break assert_eq!(is_dead, is_killed, "remote {is_remote}");
             }
         }
     }

@@ -110,7 +110,7 @@ impl RemoteTransport {
         for number in &links {
             let Some(link) = self.links.get_mut(number) else { continue };
             link.has_waiter = false;
-            let LinkState::Down(error) = &link.state else { continue };
+            let LinkState::Down(error, _) = &link.state else { continue };
             let error = Arc::clone(error);
             if good > 0 {
                 let (half, peer) = (LostHalf::Link(*number), link.identity_and_label());

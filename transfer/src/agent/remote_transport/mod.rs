@@ -15,7 +15,7 @@ use self::device_verdicts::{AwaitedRequests, Verdicts};
 use self::remote_sessions::{LostHalf, RemoteSessions};
 use self::route_lane::stripe_blocks;
 use super::card::{AgentCard, FabricAddress};
-use super::event::Event;
+use super::event::{Departure, Event};
 use super::event_queue::EventQueue;
 use super::local_target::LocalTarget;
 use super::route::{DataMover, RouteInner};
@@ -49,8 +49,8 @@ enum LinkState {
     /// The peer has not answered yet.
     Connecting,
     Up,
-    /// The cause.
-    Down(Arc<Error>),
+    /// The cause, and how the peer departed.
+    Down(Arc<Error>, Departure),
 }
 
 /// A peer as reached by one rail.
@@ -239,7 +239,7 @@ impl RemoteTransport {
     /// Does anything depend on a rail: a link, a stripe, an answer, or a session?
     fn depends_on(&self, rail: usize) -> bool {
         let is_on_rail = |link: u32| self.links.get(&link).is_some_and(|link| link.rail == rail);
-        let is_live = |link: &Link| link.rail == rail && !matches!(link.state, LinkState::Down(_));
+        let is_live = |link: &Link| link.rail == rail && !matches!(link.state, LinkState::Down(..));
         !self.stripes_by_rail[rail].is_empty()
             || self.links.values().any(is_live)
             || self.open_results.iter().any(|(link, it)| it.is_none() && is_on_rail(*link))
@@ -291,12 +291,28 @@ impl RemoteTransport {
             }
             match &link.state {
                 LinkState::Up => has_any = true,
-                LinkState::Down(error) => drop(cause.get_or_insert_with(|| error.reason())),
+                LinkState::Down(error, _) => drop(cause.get_or_insert_with(|| error.reason())),
                 LinkState::Connecting => {}
             }
         }
         let cause = || cause.unwrap_or_else(|| "the peer was disconnected".to_owned());
         (!has_any).then(|| (ErrorKind::Closed, cause()))
+    }
+
+    /// How a peer departed, if no link to it is left: it closed its agent if any of them says so.
+    pub(super) fn departure(&self, peer: u32) -> Option<Departure> {
+        let links = self.links_to(peer).iter().filter_map(|link| self.links.get(link));
+        let mut known = None;
+        for link in links {
+            match link.state {
+                LinkState::Down(_, departure) if known != Some(Departure::Closed) => {
+                    known = Some(departure);
+                }
+                LinkState::Down(..) => {}
+                LinkState::Up | LinkState::Connecting => return None,
+            }
+        }
+        known
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -504,8 +520,13 @@ impl RemoteTransport {
         }
         self.direct_requests.lost(&links, &cause().reason());
         for link in links {
-            if self.links.get(&link).is_some_and(|link| !matches!(link.state, LinkState::Down(_))) {
-                self.handle_rail_event(rail, RailEvent::Down { link, error: cause() }, events);
+            if self.links.get(&link).is_some_and(|link| !matches!(link.state, LinkState::Down(..)))
+            {
+                self.handle_rail_event(
+                    rail,
+                    RailEvent::Down { link, error: cause(), is_closed: false },
+                    events,
+                );
             }
         }
         for (token, count) in std::mem::take(&mut self.stripes_by_rail[rail]) {
@@ -536,11 +557,12 @@ impl RemoteTransport {
                     self.remote_sessions.half_restored(with, rail, LostHalf::Link(number), label);
                 }
             }
-            RailEvent::Down { link: number, error } => {
+            RailEvent::Down { link: number, error, is_closed } => {
                 if let Some(link) = self.links.get_mut(&number) {
                     let reason = error.reason();
                     link.regions.values_mut().for_each(|is_open| *is_open = false);
-                    link.state = LinkState::Down(Arc::new(error));
+                    let departure = if is_closed { Departure::Closed } else { Departure::Dead };
+                    link.state = LinkState::Down(Arc::new(error), departure);
                     if !link.has_waiter {
                         let (half, peer) = (LostHalf::Link(number), link.identity_and_label());
                         self.remote_sessions.half_lost(rail, half, peer, reason);

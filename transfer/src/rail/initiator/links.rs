@@ -113,7 +113,7 @@ impl InitiatorRole {
         if self.has_operations(number) {
             let detail = "operations of the last session are still in flight";
             let error = Error::new(CONNECT, ErrorKind::Closed, detail);
-            return io.report(RailEvent::Down { link: number, error });
+            return io.report(RailEvent::Down { link: number, error, is_closed: false });
         }
         let new = || KnownTarget { target, reconnect: None, wanted: HashMap::new() };
         let known_target = self.lost_links.remove(&number).unwrap_or_else(new);
@@ -140,7 +140,7 @@ impl InitiatorRole {
                 known_target.reconnect.get_or_insert_with(|| ReconnectSchedule::new(now));
                 self.lost_links.insert(number, known_target);
                 if has_waiter {
-                    io.report(RailEvent::Down { link: number, error });
+                    io.report(RailEvent::Down { link: number, error, is_closed: false });
                 }
                 return;
             }
@@ -337,7 +337,8 @@ impl InitiatorRole {
         if close_reason != CloseReason::Left {
             // Failed automatic attempts are not reported.
             if link.is_up() || link.has_waiter {
-                io.report(RailEvent::Down { link: number, error });
+                let is_closed = close_reason == CloseReason::Bye;
+                io.report(RailEvent::Down { link: number, error, is_closed });
             }
             let reconnect = &mut link.known_target.reconnect;
             if close_reason == CloseReason::Lost {
