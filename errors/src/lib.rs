@@ -2,6 +2,14 @@
 //!
 //! Each crate has its own `Error`, because its kinds differ. [`define!`] makes the type; the
 //! crate adds constructors, accessors of its fields, and the text.
+//!
+//! Causes that are the same in all crates are explained here, too: limits of the process, and errors
+//! with files.
+//!
+//! Modules, each importing only those before it: `files`, `limits`.
+
+pub mod files;
+pub mod limits;
 
 use std::error::Error;
 use std::fmt;

@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use std::ffi::CStr;
 use std::fmt;
 
+use errors::limits::{DescriptorLimit, LimitReached};
 use libfabric_sys as sys;
 
 /// libfabric's own error numbers, which are in an unsigned enumeration.
@@ -178,7 +179,26 @@ impl Error {
             (_, Some(code)) => ErrorKind::from_code(code),
             (_, None) => ErrorKind::Other,
         };
-        Self::new(kind, operation, format!("{object}: {error}"))
+        let limit = match error.raw_os_error() {
+            Some(libc::EMFILE) => format!(". {}", DescriptorLimit::of_this_process()),
+            _ => String::new(),
+        };
+        Self::new(kind, operation, format!("{object}: {error}{limit}"))
+    }
+
+    /// The error with the number of open descriptors, if opening an object failed because there were
+    /// too many. Some providers report another code then.
+    pub(crate) fn explain_opening(self) -> Self {
+        /// Some that a provider had opened are closed again.
+        const FEW: u64 = 4;
+        let Some(code @ (sys::FI_EMFILE | sys::FI_EIO | sys::FI_ENOMEM)) = self.code() else {
+            return self;
+        };
+        let limit = DescriptorLimit::of_this_process();
+        match code == sys::FI_EMFILE || limit.left() < FEW {
+            true => self.with_detail(LimitReached::Descriptors(limit).to_string()),
+            false => self,
+        }
     }
 
     pub(crate) fn with_kind(mut self, kind: ErrorKind) -> Self {

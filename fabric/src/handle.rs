@@ -78,7 +78,8 @@ impl<T: Object> Handle<T> {
             let _blocked = threads::BlockedSignals::new();
             call(&mut object)
         };
-        Error::check(operation, code).map_err(|e| e.with_provider(provider))?;
+        Error::check(operation, code)
+            .map_err(|error| error.with_provider(provider).explain_opening())?;
         // SAFETY: by contract.
         unsafe { Self::adopt(operation, object) }
     }

@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::deadline::deadline;
-use crate::limits::{DescriptorLimit, LimitReached};
 use crate::not_inherited::NotInherited;
+use errors::limits::{DescriptorLimit, LimitReached};
 
 mod listener;
 

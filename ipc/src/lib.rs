@@ -4,8 +4,7 @@
 //! which are passed as file descriptors, consists of [`words`], and stays consistent when a
 //! process dies at any instruction.
 //!
-//! Modules, each importing only those before it: `deadline`, `debug`, `page_size`, `limits`,
-//! `not_inherited`, `per_process`, `participant`, `futex`, `interruption`, `words`, `lock`, `doorbell`, `marked_doorbell`, `watch`,
+//! Modules, each importing only those before it: `deadline`, `debug`, `page_size`, `not_inherited`, `per_process`, `participant`, `futex`, `interruption`, `words`, `lock`, `doorbell`, `marked_doorbell`, `watch`,
 //! `segment`, `crash_test`, `channel`, `pidfd`, `allocator`, `queue`.
 
 pub mod allocator;
@@ -17,7 +16,6 @@ mod debug;
 mod doorbell;
 mod futex;
 mod interruption;
-pub mod limits;
 pub mod lock;
 mod marked_doorbell;
 mod membarrier;
@@ -37,8 +35,8 @@ pub use allocator::{Allocator, AllocatorError, Block, BlockRange, Owner, Statist
 pub use channel::{Channel, ChannelError, ChannelListener, Credentials, DirectoryLock, Message};
 pub use deadline::deadline;
 pub use doorbell::{Doorbell, WaitStrategy};
+pub use errors::limits::{self, DescriptorLimit, LimitReached};
 pub use interruption::{Interruption, sleep_interruptible};
-pub use limits::{DescriptorLimit, LimitReached};
 pub use lock::LockTimeout;
 pub use marked_doorbell::MarkedDoorbell;
 pub use not_inherited::NotInherited;

@@ -13,6 +13,8 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
+use errors::limits::LimitReached;
+
 use crate::channel::{Channel, socket_option};
 use crate::participant::{Liveness, Participant};
 use crate::words::Words;
@@ -40,7 +42,7 @@ impl PidFd {
         // SAFETY: no pointers; the result is checked.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
         if fd < 0 {
-            return Err(io::Error::last_os_error());
+            return Err(LimitReached::explain(io::Error::last_os_error()));
         }
         // SAFETY: just opened, close-on-exec like all pidfds, and not shared.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }))
@@ -124,7 +126,7 @@ impl PidFd {
     /// # Errors
     /// The system's error, for example that no more descriptors can be opened.
     pub fn try_clone(&self) -> io::Result<Self> {
-        self.0.try_clone().map(Self)
+        self.0.try_clone().map(Self).map_err(LimitReached::explain)
     }
 
     /// Has the process exited?

@@ -18,9 +18,9 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use crate::limits::{LimitReached, check_file_size};
 use crate::page_size::page_size;
 use crate::words::Words;
+use errors::limits::{LimitReached, check_file_size};
 
 /// The layout of a segment's body: a name of at most 32 bytes, and a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -308,7 +308,10 @@ impl Segment {
         }
         let path = format!("/proc/self/fd/{}", self.0.file.as_raw_fd());
         let (call, length) = ("opening for reading", self.0.length as u64);
-        let failed = |cause| SegmentError::System { call, length, cause };
+        let failed = |cause| {
+            let cause = LimitReached::explain(cause);
+            SegmentError::System { call, length, cause }
+        };
         File::open(path).map(OwnedFd::from).map_err(failed)
     }
 

@@ -18,14 +18,20 @@ const FAULTS: [c_int; 7] = [SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SI
 /// inherit that.
 ///
 /// # Errors
-/// Those of the system: too many threads.
+/// Those of the system, with the remedy: too many threads, or no memory for their stacks.
 pub fn spawn<T: Send + 'static>(
     name: &str,
     task: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
     // A new thread has the mask of the thread that starts it.
     let _blocked = BlockedSignals::new();
-    Builder::new().name(name.to_owned()).spawn(task)
+    Builder::new().name(name.to_owned()).spawn(task).map_err(|error| {
+        let text = format!(
+            "start thread {name}: {error}. Raise the limit of threads (ulimit -u), of the address \
+             space (ulimit -v), or of tasks of the cgroup (pids.max)"
+        );
+        io::Error::new(error.kind(), text)
+    })
 }
 
 /// Blocks all signals but faults in this thread, until it is dropped: threads that a library starts

@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -84,6 +85,31 @@ impl Error {
             other => Self::caused_by(operation, other),
         };
         error.at(path)
+    }
+
+    /// An error of creating a socket or its directory, with the remedy.
+    pub(crate) fn of_listening_at(
+        operation: &'static str,
+        path: &Path,
+        cause: ChannelError,
+    ) -> Self {
+        match cause {
+            ChannelError::System { call, cause, .. } => {
+                Self::of_file(operation, call, &cause).at(path)
+            }
+            other => Self::of_channel_at(operation, path, other),
+        }
+    }
+
+    /// An error of the system with a file, directory or socket, with the remedy if it is known. The
+    /// caller names the path.
+    pub(crate) fn of_file(operation: &'static str, call: &str, cause: &io::Error) -> Self {
+        let kind = match cause.kind() {
+            io::ErrorKind::PermissionDenied => ErrorKind::Denied,
+            _ => ErrorKind::Failed,
+        };
+        let remedy = errors::files::remedy(cause).map(|remedy| format!(". {remedy}"));
+        Self::new(operation, kind, format!("{call}: {cause}{}", remedy.unwrap_or_default()))
     }
 
     /// Did the driver of a device refuse the memory, for a reason other than a lack of memory or a

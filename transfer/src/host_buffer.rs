@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 
 use gpu::{Block, Device, Implementation, Memory};
-use ipc::{Layout, ReadOnlySegment, Segment};
+use ipc::{Layout, LimitReached, ReadOnlySegment, Segment};
 use threads::lock;
 
 use crate::blocks::Run;
@@ -209,9 +209,11 @@ impl HostBuffer {
         match &*self.0.body {
             Backing::ReadOnly(_) => Err(failed(operation)("the memory belongs to another process")),
             Backing::PrivateMemory(_) => Err(failed(operation)("other processes cannot map it")),
-            Backing::Shared(segment) if is_writable => {
-                segment.as_fd().try_clone_to_owned().map_err(failed(operation))
-            }
+            Backing::Shared(segment) if is_writable => segment
+                .as_fd()
+                .try_clone_to_owned()
+                .map_err(LimitReached::explain)
+                .map_err(failed(operation)),
             Backing::Shared(segment) => segment.read_only().map_err(failed(operation)),
         }
     }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use gpu::{Device, DeviceName, Importer, LegacyHandle, Memory, Slice, Uuid, WeakMemory};
-use ipc::{ForkGeneration, PerProcess};
+use ipc::{ForkGeneration, LimitReached, PerProcess};
 use threads::{DeferredDrop, DeferredValue, lock};
 
 use crate::error::{Context, Error, ErrorKind, Result, failed};
@@ -165,7 +165,10 @@ impl SharedBuffer {
             }
         };
         let kept = kept.iter().skip(first).take(count);
-        kept.map(|descriptor| descriptor.try_clone().map_err(failed("make handle"))).collect()
+        kept.map(|descriptor| {
+            descriptor.try_clone().map_err(LimitReached::explain).map_err(failed("make handle"))
+        })
+        .collect()
     }
 
     fn export(&self, first: usize, count: usize) -> Result<Vec<OwnedFd>> {

@@ -96,11 +96,17 @@ struct Connections<C> {
     refused: VecDeque<(Channel, Instant)>,
     /// Accepting is paused until then, because the process ran out of descriptors.
     accept_paused_until: Instant,
+    is_accept_failing: bool,
 }
 
 impl<C> Connections<C> {
     fn new() -> Self {
-        Self { open: Vec::new(), refused: VecDeque::new(), accept_paused_until: Instant::now() }
+        Self {
+            open: Vec::new(),
+            refused: VecDeque::new(),
+            accept_paused_until: Instant::now(),
+            is_accept_failing: false,
+        }
     }
 
     /// Waits for the next event, and handles all that are ready.
@@ -132,11 +138,16 @@ impl<C> Connections<C> {
         let channel = match server.listener.accept(Duration::ZERO) {
             Ok(channel) => channel,
             Err(ChannelError::DeadlineExceeded { .. }) => return,
-            Err(_) => {
+            Err(error) => {
+                // Once, until a connection is accepted.
+                if !std::mem::replace(&mut self.is_accept_failing, true) {
+                    tracing::warn!(%error, "accept connection failed; it is retried");
+                }
                 self.accept_paused_until = Instant::now() + POLL_INTERVAL;
                 return;
             }
         };
+        self.is_accept_failing = false;
         match server.admission.admitted_user(&channel) {
             Some(user) => self.add(channel, user, server.max_per_user),
             None => self.refuse(channel, &server.denial),

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use threads::ForkGeneration;
 
 use crate::deadline::deadline;
-use crate::limits::LimitReached;
 use crate::not_inherited::NotInherited;
+use errors::limits::LimitReached;
 
 use super::{Channel, ChannelError, Result, address, new_socket, system, wait};
 

@@ -10,14 +10,14 @@ use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use ipc::{ChannelError, DirectoryLock, ForkGeneration, NotInherited};
+use ipc::{DirectoryLock, ForkGeneration, LimitReached, NotInherited};
 use nix::fcntl::{Flock, FlockArg};
 
 use super::START;
 use super::agent_files::{
     CARD_EXTENSION, Condition, PART_EXTENSION, is_at, names_in, remove_if_dead,
 };
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 
 /// The card file of an agent, removed with it.
 #[derive(Debug)]
@@ -38,13 +38,8 @@ impl CardFile {
             (socket.with_extension(CARD_EXTENSION), socket.with_extension(PART_EXTENSION));
         let parent = socket.parent().filter(|parent| !parent.as_os_str().is_empty());
         let directory = parent.unwrap_or(Path::new("."));
-        let alone = DirectoryLock::take(directory).map_err(|error| match error {
-            ChannelError::System { call, cause, .. } if cause.kind() == io::ErrorKind::NotFound => {
-                let detail = format!("{call}: {cause}. Create the directory first");
-                Error::new(START, ErrorKind::Failed, detail).at(directory)
-            }
-            other => Error::of_channel_at(START, directory, other),
-        })?;
+        let alone = DirectoryLock::take(directory)
+            .map_err(|error| Error::of_listening_at(START, directory, error))?;
         remove_dead_agents(directory);
         let written = write(&part, card, mode).and_then(|file| {
             fs::rename(&part, &path)?;
@@ -59,8 +54,8 @@ impl CardFile {
             }
             Err(cause) => {
                 let _ = fs::remove_file(&part);
-                let detail = format!("writing the card file: {cause}");
-                Err(Error::new(START, ErrorKind::Failed, detail).at(&path))
+                let cause = LimitReached::explain(cause);
+                Err(Error::of_file(START, "writing the card file", &cause).at(&path))
             }
         }
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ipc::{Channel, ChannelError, Doorbell, MappedWords, Message, PidFd};
+use ipc::{Channel, ChannelError, Doorbell, LimitReached, MappedWords, Message, PidFd};
 use threads::RetryBackoff;
 
 use super::card::AgentCard;
@@ -207,7 +207,9 @@ impl LocalSession {
 
     /// Connects to another agent of this process.
     pub(super) fn in_process(local_target: &LocalTarget, other: Arc<LocalTarget>) -> Result<Self> {
-        let copy = |file: BorrowedFd<'_>| file.try_clone_to_owned().map_err(failed(CONNECT));
+        let copy = |file: BorrowedFd<'_>| {
+            file.try_clone_to_owned().map_err(LimitReached::explain).map_err(failed(CONNECT))
+        };
         let pidfd = || PidFd::of_this_process().map_err(failed(CONNECT));
         let target = TargetSegment::create()?;
         let (region_table, doorbell) = other.shared_files().map_err(failed(CONNECT))?;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::{Caps, EndpointKind, Locality, Offer, Policy, Query, Requirements};
+use ipc::limits::check_address_space;
 use ipc::{ForkGeneration, WaitStrategy};
 
 use super::event_queue::EventQueue;
@@ -23,6 +24,11 @@ use crate::operations::Operations;
 use crate::path::DeviceFabric;
 use crate::rail::{CacheLimits, RailOptions};
 use crate::wire::MAX_LABEL_LENGTH;
+
+/// What an agent and each of its fabrics take of the address space, about: stacks of threads, segments
+/// and objects of the provider (`net` takes 8 MiB, others more).
+const AGENT_ADDRESS_SPACE: u64 = 8 << 20;
+const FABRIC_ADDRESS_SPACE: u64 = 24 << 20;
 
 /// Options of an agent.
 #[derive(Debug, Clone)]
@@ -49,6 +55,9 @@ impl Agent {
         if options.label.len() > MAX_LABEL_LENGTH {
             return Err(failed(START)(format!("the label exceeds {MAX_LABEL_LENGTH} bytes")));
         }
+        let fabrics = options.fabrics.len() as u64;
+        check_address_space(AGENT_ADDRESS_SPACE + fabrics * FABRIC_ADDRESS_SPACE)
+            .map_err(failed(START))?;
         let mut rails = options.rails;
         rails.device_fabric = match options.device_fabric {
             Some(setting) => setting,

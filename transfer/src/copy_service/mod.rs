@@ -78,7 +78,7 @@ impl CopyService {
     pub fn start(directory: &Path, admission: Admission) -> Result<Self> {
         let socket = socket_in(directory);
         let listener = ChannelListener::bind_with_mode(&socket, admission.mode())
-            .map_err(|error| Error::of_channel_at(START, &socket, error))?;
+            .map_err(|error| Error::of_listening_at(START, &socket, error))?;
         let shared = Arc::new(Shared::new(directory, admission.clone())?);
         let is_closed = Arc::new(AtomicBool::new(false));
         let engine = Engine::new(Arc::clone(&shared));

@@ -208,7 +208,7 @@ impl ShareService {
     pub fn start(path: &Path, admission: Admission) -> Result<Self> {
         let operation = "listen";
         let listener = ChannelListener::bind_with_mode(path, admission.mode())
-            .map_err(|error| Error::of_channel_at(operation, path, error))?;
+            .map_err(|error| Error::of_listening_at(operation, path, error))?;
         let state = Arc::new(State {
             shared: Mutex::default(),
             admission,

@@ -17,6 +17,7 @@ mod fixture;
 mod halos;
 mod hostile;
 mod leftovers;
+mod limits;
 mod local_only;
 mod losses;
 mod moves;

@@ -13,7 +13,7 @@ use crate::fixture::{
     DROP_AGENT, END, FILL, PUT_SLOWLY, REPLY, SLEEP, SUM, WITHDRAW, fill_buffer, notice,
     other_device, read, sum_of_buffer, with_cables, with_rails, write,
 };
-use crate::{cables, copy_service, devices, direct, orders, pods, requests, staged};
+use crate::{cables, copy_service, devices, direct, limits, orders, pods, requests, staged};
 
 /// Allocates memory according to a role.
 fn memory(role: &str, device: &Device) -> Buffer {
@@ -70,6 +70,9 @@ fn enter(words: &[&str]) {
     let [role, directory] = *words else { panic!("{words:?}") };
     if let Some(role) = role.strip_prefix("inside ") {
         return cables::inside(role);
+    }
+    if let Some(what) = role.strip_prefix("limited ") {
+        return limits::run(what, Path::new(directory));
     }
     if let Some(role) = role.strip_prefix("stager ") {
         return staged::stager(role, Path::new(directory));

@@ -58,7 +58,7 @@ impl LocalServer {
         let card = AgentCard { socket: Some(socket.clone()), ..card };
         let _card_file = CardFile::create(&socket, &card.encode()?, mode)?;
         let listener = ChannelListener::bind_with_mode(&socket, mode)
-            .map_err(|error| Error::of_channel_at(START, &socket, error))?;
+            .map_err(|error| Error::of_listening_at(START, &socket, error))?;
         let thread_target = Arc::clone(local_target);
         let serve = move || serve(&listener, &thread_target);
         let thread = threads::spawn("fabricast-agent", serve).map_err(failed(START))?;

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use ipc::{Doorbell, Layout, MappedWords, PidFd, Segment, SegmentError};
+use ipc::{Doorbell, Layout, LimitReached, MappedWords, PidFd, Segment, SegmentError};
 use threads::{DeferredDrop, lock};
 
 use self::reclaim::RetainedMemory;
@@ -115,7 +115,9 @@ impl LocalTarget {
 
     /// The agent as it introduces itself to the copy service.
     pub(crate) fn as_client_of_copy_service(&self) -> Result<ClientIdentity> {
-        let copy = |file: BorrowedFd<'_>| file.try_clone_to_owned().map_err(failed(CONNECT));
+        let copy = |file: BorrowedFd<'_>| {
+            file.try_clone_to_owned().map_err(LimitReached::explain).map_err(failed(CONNECT))
+        };
         let (pidfd, doorbell) = (copy(self.pidfd.as_fd())?, copy(self.doorbell_segment.as_fd())?);
         let users = self.admission.users.clone();
         Ok(ClientIdentity::new(self.identity, &self.label, pidfd, doorbell, users))

@@ -1,4 +1,4 @@
-//! The limits of this process: open file descriptors, and bytes of a file.
+//! The limits of this process: open file descriptors, bytes of a file, and its address space.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -7,7 +7,7 @@ use std::io;
 /// The open file descriptors of this process, and its limits.
 ///
 /// ```
-/// use ipc::DescriptorLimit;
+/// use errors::limits::DescriptorLimit;
 /// let limit = DescriptorLimit::of_this_process();
 /// assert!(limit.left() > 0 && limit.to_string().contains("ulimit -n"));
 /// ```
@@ -95,6 +95,11 @@ pub enum LimitReached {
         /// The limit.
         max: u64,
     },
+    /// Memory is refused (`ENOMEM`) to a process whose address space is limited: bytes.
+    AddressSpace {
+        /// The limit.
+        max: u64,
+    },
 }
 
 impl LimitReached {
@@ -104,6 +109,10 @@ impl LimitReached {
         let reached = match error.raw_os_error() {
             Some(libc::EMFILE) => Self::Descriptors(DescriptorLimit::of_this_process()),
             Some(libc::EFBIG) => Self::FileSize { max: limit(libc::RLIMIT_FSIZE).0 },
+            Some(libc::ENOMEM) => match limit(libc::RLIMIT_AS).0 {
+                libc::RLIM_INFINITY => return error,
+                max => Self::AddressSpace { max },
+            },
             _ => return error,
         };
         io::Error::new(error.kind(), reached)
@@ -118,7 +127,7 @@ impl LimitReached {
     /// The text for another process, which calls this one by the given name.
     ///
     /// ```
-    /// use ipc::LimitReached;
+    /// use errors::limits::LimitReached;
     /// let limit = LimitReached::FileSize { max: 4096 };
     /// assert!(limit.of_process("process 7").starts_with("a file of process 7, "));
     /// ```
@@ -129,6 +138,10 @@ impl LimitReached {
             Self::FileSize { max } => format!(
                 "a file of {process}, shared memory included, may have {max} bytes. Raise the \
                  limit: ulimit -f"
+            ),
+            Self::AddressSpace { max } => format!(
+                "out of memory: the address space of {process} may have {max} bytes. Raise the limit: \
+                 ulimit -v unlimited"
             ),
         }
     }
@@ -150,6 +163,31 @@ impl std::error::Error for LimitReached {}
 pub fn check_file_size(length: u64) -> io::Result<()> {
     match length > limit(libc::RLIMIT_FSIZE).0 {
         true => Err(LimitReached::explain(io::Error::from_raw_os_error(libc::EFBIG))),
+        false => Ok(()),
+    }
+}
+
+/// Refuses to begin what takes about this much more address space than the limit of this process
+/// leaves: without memory for a small allocation the process would abort.
+///
+/// ```
+/// assert!(errors::limits::check_address_space(1 << 20).is_ok());
+/// ```
+///
+/// # Errors
+/// [`LimitReached::AddressSpace`].
+pub fn check_address_space(bytes: u64) -> io::Result<()> {
+    let max = limit(libc::RLIMIT_AS).0;
+    if max == libc::RLIM_INFINITY {
+        return Ok(());
+    }
+    // Its first number: the pages of the address space. Without /proc nothing is known.
+    let pages = std::fs::read_to_string("/proc/self/statm").ok();
+    let pages = pages.as_deref().and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
+    // SAFETY: no pointers.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.unsigned_abs();
+    match pages.is_some_and(|pages| pages.saturating_mul(page).saturating_add(bytes) > max) {
+        true => Err(LimitReached::explain(io::Error::from_raw_os_error(libc::ENOMEM))),
         false => Ok(()),
     }
 }
