@@ -1,9 +1,11 @@
 //! The command as users run it.
 
+use std::io::Read;
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::pty::{Winsize, openpty};
 use serde_json::Value;
 
 /// Runs the command to its end, within a minute.
@@ -82,6 +84,71 @@ fn info_shows_providers_and_choices_in_120_columns() {
         assert!(line.chars().count() <= 120, "{line}");
     }
     assert!(!out.contains('\x1b'), "colours are for terminals only");
+}
+
+/// What the command prints on a terminal of 80 columns.
+fn on_terminal(arguments: &[&str], environment: &[(&str, &str)]) -> String {
+    let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+    let terminal = openpty(&size, None).unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_fabricast"))
+        .args(arguments)
+        .env_remove("NO_COLOR")
+        .env("TERM", "xterm")
+        .envs(environment.iter().copied())
+        .stdin(Stdio::null())
+        .stderr(terminal.slave.try_clone().unwrap())
+        .stdout(terminal.slave)
+        .spawn()
+        .unwrap();
+    // Reading fails when the last writer has closed the terminal.
+    let (mut printed, mut buffer) = (Vec::new(), [0; 4096]);
+    let mut master = std::fs::File::from(terminal.master);
+    while let Ok(length @ 1..) = master.read(&mut buffer) {
+        printed.extend(&buffer[..length]);
+    }
+    child.wait().unwrap();
+    text(&printed).replace('\r', "")
+}
+
+#[test]
+fn reports_and_help_fit_a_terminal_of_80_columns() {
+    let directory = testkit::temp_dir::TempDir::new("fabricast-terminal");
+    let node = [("FABRICAST_DIRECTORY", directory.to_str().unwrap())];
+    for arguments in
+        [&["info"][..], &["paths"], &["config"], &["--help"], &["paths", "--help"], &["pub", "-h"]]
+    {
+        let out = on_terminal(arguments, &node);
+        assert!(out.lines().count() > 5, "{out}");
+        for line in out.replace("\x1b[1m", "").replace("\x1b[0m", "").lines() {
+            assert!(line.chars().count() <= 80, "{arguments:?}: {line}");
+        }
+    }
+}
+
+#[test]
+fn escape_sequences_need_a_terminal_that_takes_them() {
+    assert!(on_terminal(&["info"], &[]).contains("\x1b[1mProviders\x1b[0m"));
+    for plain in [("TERM", "dumb"), ("NO_COLOR", "1")] {
+        let out = on_terminal(&["info"], &[plain]);
+        assert!(out.contains("\nProviders\n") && !out.contains('\x1b'), "{plain:?}: {out}");
+    }
+}
+
+#[test]
+fn control_characters_of_arguments_are_escaped_in_errors() {
+    const NAME: &str = "a\x1b[31mb\u{9b}5m\x07";
+    for arguments in [
+        &["pub", NAME][..],
+        &["sub", "topic", "--label", NAME],
+        &[NAME],
+        &["topics", "--directory", NAME],
+    ] {
+        let output = fabricast_with(arguments, &[("FABRICAST_DIRECTORY", "/tmp/none")]);
+        let printed = text(&output.stderr);
+        assert!(!output.status.success() && printed.contains("\\u{1b}[31mb"), "{printed}");
+        let is_control = |it: char| it.is_control() && it != '\n';
+        assert!(!printed.contains(is_control), "{arguments:?}: {printed:?}");
+    }
 }
 
 #[test]

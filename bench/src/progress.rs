@@ -1,6 +1,6 @@
 //! A line with the elapsed time of a measurement, on a terminal.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ impl Progress {
     /// Shows the line, if standard error is a terminal. A thread updates it, to not disturb the
     /// measurement.
     pub(crate) fn begin(what: String) -> Self {
-        if !std::io::stderr().is_terminal() {
+        if !command::terminal::redraws_lines(&std::io::stderr()) {
             return Self(None);
         }
         let (end, ended) = channel();
@@ -26,10 +26,11 @@ impl Progress {
             let began = Instant::now();
             while ended.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
                 let seconds = began.elapsed().as_secs();
-                let _ = write!(std::io::stderr(), "\r{what}: {seconds} s\x1b[K");
+                let _ = write!(std::io::stderr(), "\r{what}: {seconds} s");
             }
             if began.elapsed() >= PAUSE {
-                let _ = write!(std::io::stderr(), "\r\x1b[K");
+                let drawn = format!("{what}: {} s", began.elapsed().as_secs()).chars().count();
+                let _ = write!(std::io::stderr(), "\r{:drawn$}\r", "");
             }
         };
         // Other threads handle signals, from the start of this one.

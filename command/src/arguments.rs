@@ -1,7 +1,6 @@
 //! Reading the command line.
 
 use std::ffi::OsString;
-use std::io::Write;
 
 use clap::{Command, Error, Parser};
 use serde_json::json;
@@ -18,17 +17,16 @@ pub fn read<A: Parser>() -> A {
             let why = cause(&error.render().to_string());
             let _ = output::json(&json!({ "error": why, "exit_code": error.exit_code() }));
         }
-        let printed = error.print().and_then(|()| std::io::stdout().flush());
-        match printed {
-            Err(why) if !error.use_stderr() => {
-                let failure = output::write_failure(&why);
-                if !failure.is_silent() {
-                    text::print_error(&format!("fabricast: {failure}"));
-                }
-                std::process::exit(failure.exit() as i32)
+        let rendered = error.render().to_string();
+        if error.use_stderr() {
+            text::print_error(rendered.trim_end_matches('\n'));
+        } else if let Err(failure) = output::print_report(&rendered) {
+            if !failure.is_silent() {
+                text::print_error(&format!("fabricast: {failure}"));
             }
-            _ => std::process::exit(error.exit_code()),
+            std::process::exit(failure.exit() as i32)
         }
+        std::process::exit(error.exit_code())
     })
 }
 

@@ -1,7 +1,7 @@
 //! What the programs `fabricast` and `fabricast-bench` share: exit codes, output, sizes, and
 //! queries of the system.
 //!
-//! Modules, each importing only those before it: `text`, `size`, `exit`, `output`, `arguments`,
+//! Modules, each importing only those before it: `terminal`, `text`, `size`, `exit`, `output`, `arguments`,
 //! `histogram`, `stages`, `log`, `memory`, `process`, `temp_dir`.
 
 pub mod arguments;
@@ -14,6 +14,7 @@ pub mod process;
 pub mod size;
 pub mod stages;
 pub mod temp_dir;
+pub mod terminal;
 pub mod text;
 
 /// The version, with the git commit where known.

@@ -15,6 +15,11 @@ pub fn print(text: &str) -> Result<()> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| write_failure(&error))
 }
 
+/// Writes a report for people: lines that are wider than the terminal are broken.
+pub fn print_report(text: &str) -> Result<()> {
+    print(&text::fit(text))
+}
+
 /// Standard output cannot be written.
 pub(crate) fn write_failure(error: &std::io::Error) -> Failure {
     if error.kind() == std::io::ErrorKind::BrokenPipe {

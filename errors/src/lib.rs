@@ -120,6 +120,20 @@ macro_rules! define {
     };
 }
 
+/// Text of another process, safe to print: characters that move a cursor or colour a terminal are
+/// escaped.
+#[must_use]
+pub fn escape_control(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '"' | '\'' | '\\' => out.push(character),
+            _ => out.extend(character.escape_debug()),
+        }
+    }
+    out
+}
+
 /// The text for a kind of error that has only a detail and a cause.
 const UNSPECIFIED_KIND: &str = "failed";
 

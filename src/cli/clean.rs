@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::exit::{Exit, Failure, Result};
-use super::output;
 use super::remedy::{check_not_a_file, with_remedy};
 use super::settings::{DIRECTORY_ONLY, Options};
+use super::{output, text};
 
 /// Removes files that killed processes left in directories of nodes and agents, and reports which
 /// files it keeps, and why.
@@ -72,7 +72,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     let printed = match all.is_empty() && !failures.is_empty() {
         true => Ok(()),
-        false => output::print(&to_text(&all, arguments.dry_run)),
+        false => output::print_report(&to_text(&all, arguments.dry_run)),
     };
     combined(&failures).and(printed)
 }
@@ -137,7 +137,8 @@ fn to_text(all: &[CleanedPaths], dry_run: bool) -> String {
             (false, _) => "kept",
         };
         for path in &done.paths {
-            out.push_str(&format!("{what} {}: {}\n", path.display(), done.why));
+            let path = text::escape_control(&path.display().to_string());
+            out.push_str(&format!("{what} {path}: {}\n", text::escape_control(&done.why)));
         }
     }
     if out.is_empty() {

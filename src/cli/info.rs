@@ -130,7 +130,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if arguments.json {
         return output::report_as_json(done, &document);
     }
-    output::print(&to_text(&document, arguments.verbose))?;
+    output::print_report(&to_text(&document, arguments.verbose))?;
     done
 }
 
@@ -180,7 +180,7 @@ fn to_text(document: &Document<'_>, verbose: bool) -> String {
         out.push_str(&format!("\n{}\n", text::heading(&title)));
     }
     out.push_str(&format!("\n{}\n", text::heading("Choices")));
-    out.push_str(SCORES);
+    out.push_str(&text::wrapped("score: ", SCORES));
     let is_shown = |decision: &&Decision| has_cuda || decision.memory != cuda;
     for decision in document.choices.iter().filter(is_shown) {
         let peers = match decision.reach {
@@ -200,10 +200,9 @@ imm: bytes of an immediate   order kept: write (W), send (S) after a write   pro
 mr_mode: L local, V virtual addresses, A allocated, P provider's keys, R raw keys, E endpoint, N notify, C count, H HMEM
 ";
 
-const SCORES: &str = "\
-score: the sum of the points of a provider. Of those that meet the requirements (usable), the one with the highest score
-is taken; the others are refused, with the first reason. --policy prefers, requires or denies providers.
-";
+const SCORES: &str = "the sum of the points of a provider. Of those that meet the requirements (usable), the one \
+    with the highest score is taken; the others are refused, with the first reason. --policy prefers, requires or \
+    denies providers.";
 
 #[cfg(test)]
 mod tests {
@@ -212,7 +211,7 @@ mod tests {
     #[test]
     fn table_fits_its_width() {
         let survey = ProviderSurvey::take(None).unwrap();
-        let table = providers::table(&survey.named(None).unwrap()) + LEGEND + SCORES;
+        let table = providers::table(&survey.named(None).unwrap()) + LEGEND;
         for line in table.lines() {
             assert!(line.chars().count() <= text::WIDTH, "{line}");
         }

@@ -26,7 +26,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use command::{exit, histogram, output, process, size, stages, text};
+use command::{exit, histogram, output, process, size, stages, terminal, text};
 use nix::sys::signal::{SigSet, Signal};
 use settings::config;
 use tracing_subscriber::filter::LevelFilter;

@@ -1,17 +1,18 @@
 //! A progress line on a terminal, removed afterwards.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use super::size::amount;
-use super::{connectivity, text};
+use super::{connectivity, terminal, text};
 
 const PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
 pub(crate) struct Progress {
     is_shown: bool,
-    is_drawn: bool,
+    /// Columns of the line on the screen.
+    drawn: usize,
     next: Instant,
     began: Instant,
 }
@@ -20,8 +21,8 @@ impl Progress {
     /// Shows progress on standard error, if it is wanted and that is a terminal.
     pub(crate) fn start(is_wanted: bool) -> Self {
         let now = Instant::now();
-        let is_shown = is_wanted && std::io::stderr().is_terminal();
-        Self { is_shown, is_drawn: false, next: now + PAUSE, began: now }
+        let is_shown = is_wanted && terminal::redraws_lines(&std::io::stderr());
+        Self { is_shown, drawn: 0, next: now + PAUSE, began: now }
     }
 
     /// Updates the line if it is due.
@@ -34,10 +35,12 @@ impl Progress {
             return;
         }
         self.next = now + PAUSE;
-        self.is_drawn = true;
         let rate = bytes as f64 / (now - self.began).as_secs_f64();
         let line = format!("{}{what}", totals(messages, bytes, Some(rate)));
-        let _ = write!(std::io::stderr(), "\r{line}\x1b[K");
+        // Spaces instead of an escape sequence, which some terminals do not know.
+        let drawn = self.drawn;
+        let _ = write!(std::io::stderr(), "\r{line:drawn$}");
+        self.drawn = line.chars().count();
     }
 
     /// Prints lines where the progress is, which the next update shows again.
@@ -50,9 +53,9 @@ impl Progress {
 
     /// Removes the line until the next update.
     fn clear(&mut self) {
-        if self.is_drawn {
-            self.is_drawn = false;
-            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        let drawn = std::mem::take(&mut self.drawn);
+        if drawn > 0 {
+            let _ = write!(std::io::stderr(), "\r{:drawn$}\r", "");
         }
     }
 }

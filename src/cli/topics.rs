@@ -32,7 +32,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let rows = node_report::report(&settings)?;
     match arguments.json {
         true => output::json(&to_json(&rows)?),
-        false => output::print(&to_text(&rows, arguments.verbose)),
+        false => output::print_report(&to_text(&rows, arguments.verbose)),
     }
 }
 

@@ -223,7 +223,8 @@ impl<T, E: Cause> Context<T> for std::result::Result<T, E> {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = &*self.0;
-        let object = inner.peer.as_ref().map(|peer| match inner.is_path {
+        let peer = inner.peer.as_deref().map(errors::escape_control);
+        let object = peer.map(|peer| match inner.is_path {
             true => format!("at {peer}"),
             false => format!("(peer {peer})"),
         });
@@ -235,5 +236,21 @@ impl fmt::Display for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.0.cause.as_deref().map(|cause| cause as _)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_of_a_label_are_escaped() {
+        let error =
+            Error::new("connect to agent", ErrorKind::Closed, "it has ended").with("a\x1b[31m\n");
+        assert_eq!(
+            error.to_string(),
+            "connect to agent (peer a\\u{1b}[31m\\n) failed: closed: it has ended"
+        );
+        assert_eq!(error.peer(), Some("a\x1b[31m\n"));
     }
 }

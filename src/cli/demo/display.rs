@@ -1,12 +1,12 @@
 //! The live display: a table that is redrawn in place on a terminal, or else a line at intervals.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use super::SubscriberRow;
 use crate::cli::exit::{Failure, Result};
 use crate::cli::stages::{Stage, TOTAL};
-use crate::cli::{output, size, text};
+use crate::cli::{output, size, terminal, text};
 
 /// Period of the rates.
 pub(super) const WINDOW: Duration = Duration::from_secs(3);
@@ -25,7 +25,7 @@ pub(super) struct LiveDisplay {
 
 impl LiveDisplay {
     pub(super) fn begin() -> Self {
-        let is_terminal = std::io::stdout().is_terminal();
+        let is_terminal = terminal::takes_escapes(&std::io::stdout());
         let started_at = Instant::now();
         let next = started_at + if is_terminal { Duration::ZERO } else { LINE };
         Self { is_terminal, started_at, next, lines: 0 }

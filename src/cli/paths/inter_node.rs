@@ -13,7 +13,11 @@ use crate::cli::{output, text};
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let settings = arguments.settings.settings()?;
     let rows = node_report::report(&settings)?;
-    if arguments.json { output::json(&to_json(&rows)?) } else { output::print(&to_text(&rows)) }
+    if arguments.json {
+        output::json(&to_json(&rows)?)
+    } else {
+        output::print_report(&to_text(&rows))
+    }
 }
 
 /// Name of a node if known, else its address, else the begin of its identity.

@@ -79,7 +79,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         SituationChoice { situation: situation.name, taken: choice.taken(), choice }
     });
     let table = SituationTable { policy: &arguments.policy, situations: judged.collect() };
-    if arguments.json { output::json(&table) } else { output::print(&to_text(&table)) }
+    if arguments.json { output::json(&table) } else { output::print_report(&to_text(&table)) }
 }
 
 fn name(taken: Option<Path>) -> &'static str {

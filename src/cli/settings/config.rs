@@ -22,7 +22,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let settings = arguments.settings.settings()?;
     match arguments.json {
         true => output::json(&to_json(&settings)),
-        false => output::print(&to_text(&settings)),
+        false => output::print_report(&to_text(&settings)),
     }
 }
 

@@ -92,7 +92,7 @@ pub(super) fn run(arguments: &Arguments, peer: &FilePath) -> Result<()> {
     if arguments.fabric.is_none() && report.peers.iter().any(|found| !found.choices.is_empty()) {
         out.push_str("\nThis command opened no provider. To examine fabric paths, too: --fabric\n");
     }
-    output::print(&out)?;
+    output::print_report(&out)?;
     done
 }
 
@@ -316,9 +316,10 @@ fn advice(choice: &Choice) -> Option<String> {
 }
 
 fn to_text(found: &AgentReport) -> String {
+    let label = text::escape_control(&found.label);
+    let card = text::escape_control(&found.card.display().to_string());
     if found.is_stale {
-        let card = found.card.display();
-        return format!("Agent \"{}\" has exited, its card: {card}\n", found.label);
+        return format!("Agent \"{label}\" has exited, its card: {card}\n");
     }
     let place = match &found.locality {
         None => "unreachable",
@@ -334,10 +335,10 @@ fn to_text(found: &AgentReport) -> String {
         out.push_str(&text::wrapped("To change: ", &advice));
         out.push('\n');
     }
-    let title = format!("Agent \"{}\", {place} ({})", found.label, found.card.display());
+    let title = format!("Agent \"{label}\", {place} ({card})");
     out.push_str(&format!("{}\n", text::heading(&title)));
     if let Some(error) = &found.error {
-        out.push_str(&text::wrapped("  ", error));
+        out.push_str(&text::wrapped("  ", &text::escape_control(error)));
     }
     for operation in &found.not_allowed {
         let operation = operation_name(operation);
@@ -357,10 +358,13 @@ fn to_text(found: &AgentReport) -> String {
             if is_emulated(judged) { " (emulated)" } else { "" }
         );
         out.push('\n');
-        out.push_str(&text::wrapped("local ", &ends));
+        out.push_str(&text::wrapped("local ", &text::escape_control(&ends)));
         for candidate in &judged.choice.candidates {
             let first = format!("  {:<14} ", candidate.path);
-            out.push_str(&text::wrapped(&first, &candidate.verdict.to_string()));
+            out.push_str(&text::wrapped(
+                &first,
+                &text::escape_control(&candidate.verdict.to_string()),
+            ));
         }
     }
     out
