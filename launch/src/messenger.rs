@@ -24,8 +24,8 @@ const REPORT_TIMEOUT: Duration = Duration::from_millis(400);
 /// Why collectives are over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Failure {
-    /// A rank did not take part in time.
-    Missing(u32),
+    /// A rank did not take part in this number of milliseconds.
+    Missing(u32, u32),
     /// A rank has ended.
     Ended(u32),
     /// A rank sent a message of another collective, or a malformed one.
@@ -37,37 +37,45 @@ enum Failure {
 }
 
 impl Failure {
-    fn encode(self) -> [u8; 5] {
-        let (tag, rank) = match self {
-            Self::Missing(rank) => (0, rank),
-            Self::Ended(rank) => (1, rank),
-            Self::Malformed(rank) => (2, rank),
-            Self::Refused(rank) => (3, rank),
-            Self::Unreachable(rank) => (4, rank),
+    fn encode(self) -> [u8; 9] {
+        let (tag, rank, waited) = match self {
+            Self::Missing(rank, waited) => (0, rank, waited),
+            Self::Ended(rank) => (1, rank, 0),
+            Self::Malformed(rank) => (2, rank, 0),
+            Self::Refused(rank) => (3, rank, 0),
+            Self::Unreachable(rank) => (4, rank, 0),
         };
-        let [a, b, c, d] = rank.to_le_bytes();
-        [tag, a, b, c, d]
+        let mut bytes = [tag, 0, 0, 0, 0, 0, 0, 0, 0];
+        bytes[1..5].copy_from_slice(&rank.to_le_bytes());
+        bytes[5..].copy_from_slice(&waited.to_le_bytes());
+        bytes
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        // In the order of their tags, see `encode`.
-        let by_tag: [fn(u32) -> Self; 5] =
-            [Self::Missing, Self::Ended, Self::Malformed, Self::Refused, Self::Unreachable];
-        let (tag, rank) = bytes.split_first()?;
-        let rank = u32::from_le_bytes(rank.try_into().ok()?);
-        by_tag.get(usize::from(*tag)).map(|failure| failure(rank))
+        let (tag, rest) = bytes.split_first()?;
+        let (rank, waited) = rest.split_first_chunk()?;
+        let [rank, waited] = [*rank, waited.try_into().ok()?].map(u32::from_le_bytes);
+        Some(match tag {
+            0 => Self::Missing(rank, waited),
+            1 => Self::Ended(rank),
+            2 => Self::Malformed(rank),
+            3 => Self::Refused(rank),
+            4 => Self::Unreachable(rank),
+            _ => return None,
+        })
     }
 
     /// May it follow from the failure of another rank?
     fn may_be_consequence(self) -> bool {
-        matches!(self, Self::Missing(_) | Self::Ended(_) | Self::Unreachable(_))
+        matches!(self, Self::Missing(..) | Self::Ended(_) | Self::Unreachable(_))
     }
 
-    fn error(self, CallDeadline { operation, timeout, .. }: CallDeadline) -> Error {
+    fn error(self, operation: &'static str) -> Error {
         let (kind, rank, detail) = match self {
-            Self::Missing(rank) => {
+            Self::Missing(rank, waited) => {
+                let waited = Duration::from_millis(waited.into());
                 let detail = format!(
-                    "rank {rank} did not come within {timeout:?}. Check that all ranks call it"
+                    "rank {rank} did not come within {waited:?}. Check that all ranks call it"
                 );
                 (ErrorKind::DeadlineExceeded, rank, detail)
             }
@@ -96,16 +104,25 @@ impl Failure {
 pub(crate) struct CallDeadline {
     operation: &'static str,
     timeout: Duration,
+    began: Instant,
     end: Instant,
 }
 
 impl CallDeadline {
     pub(crate) fn new(operation: &'static str, timeout: Duration) -> Self {
-        Self { operation, timeout, end: ipc::deadline(timeout) }
+        Self { operation, timeout, began: Instant::now(), end: ipc::deadline(timeout) }
     }
 
     pub(crate) fn left(&self) -> Duration {
         self.end.saturating_duration_since(Instant::now())
+    }
+
+    /// The failure that a rank has not come until now.
+    fn missing(&self, rank: u32) -> Failure {
+        let waited = self.began.elapsed().as_millis();
+        // Not more digits than a person reads, and no more than was waited.
+        let digit = if waited < 1000 { 10 } else { 100 };
+        Failure::Missing(rank, u32::try_from(waited / digit * digit).unwrap_or(u32::MAX))
     }
 
     /// The time until a rank that knows which one is missing reports it, so that all others learn the
@@ -145,7 +162,7 @@ impl Messenger {
         collective: &mut impl Collective,
     ) -> Result<()> {
         if let Some(failure) = self.failure {
-            return Err(failure.error(call.deadline));
+            return Err(failure.error(call.deadline.operation));
         }
         let own_bytes = collective.own_bytes();
         if own_bytes > MAX_BYTES {
@@ -186,7 +203,7 @@ impl Messenger {
             Err(error) => {
                 let failure = match error.kind() {
                     ErrorKind::RankFailed => Failure::Ended(to),
-                    ErrorKind::DeadlineExceeded => Failure::Missing(to),
+                    ErrorKind::DeadlineExceeded => call.deadline.missing(to),
                     _ => return Err(self.refuse(call, error)),
                 };
                 return Err(self.fail(call, failure));
@@ -235,7 +252,8 @@ impl Messenger {
             }
             if call.deadline.left_before_report().is_zero() {
                 let rank = self.in_flight[0].1;
-                return Err(self.fail(call, Failure::Missing(rank)));
+                let missing = call.deadline.missing(rank);
+                return Err(self.fail(call, missing));
             }
             self.take_events(call, Duration::from_millis(1));
             if let Some(failure) = self.reported_failure() {
@@ -263,7 +281,8 @@ impl Messenger {
                 false => call.deadline.left(),
             };
             if left.is_zero() {
-                return Err(self.fail(call, Failure::Missing(source.rank)));
+                let missing = call.deadline.missing(source.rank);
+                return Err(self.fail(call, missing));
             }
             self.take_events(call, left);
             // A send that failed.
@@ -304,7 +323,7 @@ impl Messenger {
         if self.failure.replace(failure).is_none() {
             self.report(call, failure, partners(call.ranks.own(), call.ranks.size()));
         }
-        failure.error(call.deadline)
+        failure.error(call.deadline.operation)
     }
 
     /// Tells the connected partners which rank departed first, if one did: their next failure would
@@ -389,10 +408,10 @@ impl Messenger {
             }
             let left = call.deadline.left();
             if self.mailbox.has_departed(from) {
-                return Err(Failure::Ended(from).error(call.deadline));
+                return Err(Failure::Ended(from).error(call.deadline.operation));
             }
             if left.is_zero() {
-                return Err(Failure::Missing(from).error(call.deadline));
+                return Err(call.deadline.missing(from).error(call.deadline.operation));
             }
             self.take_events(&mut call, left);
         }
@@ -411,7 +430,8 @@ mod tests {
     #[test]
     fn failures_are_reported_to_other_ranks() {
         for failure in [
-            Failure::Missing(0),
+            Failure::Missing(0, 1500),
+            Failure::Missing(7, u32::MAX),
             Failure::Ended(u32::MAX),
             Failure::Malformed(3),
             Failure::Refused(4),
@@ -419,17 +439,20 @@ mod tests {
         ] {
             assert_eq!(Failure::decode(&failure.encode()), Some(failure));
         }
-        for bytes in [&[][..], &[0, 1, 2, 3], &[5, 0, 0, 0, 0], &[0; 6]] {
+        for bytes in [&[][..], &[0, 1, 2, 3], &[5, 0, 0, 0, 0, 0, 0, 0, 0], &[0; 8], &[0; 10]] {
             assert_eq!(Failure::decode(bytes), None);
         }
     }
 
     #[test]
-    fn error_names_the_missing_rank() {
-        let error = Failure::Missing(3)
-            .error(CallDeadline::new("barrier of ranks", Duration::from_secs(10)));
-        let text = "barrier of ranks failed: deadline exceeded: rank 3 did not come within 10s. Check \
+    fn error_names_the_missing_rank_and_the_time_waited() {
+        let error = Failure::Missing(3, 9500).error("barrier of ranks");
+        let text = "barrier of ranks failed: deadline exceeded: rank 3 did not come within 9.5s. Check \
                     that all ranks call it";
         assert_eq!((error.to_string().as_str(), error.ranks()), (text, &[3][..]));
+        let began = Instant::now().checked_sub(Duration::from_millis(1234)).unwrap();
+        let deadline =
+            CallDeadline { began, ..CallDeadline::new("barrier", Duration::from_secs(2)) };
+        assert_eq!(deadline.missing(3), Failure::Missing(3, 1200));
     }
 }
