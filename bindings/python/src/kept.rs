@@ -49,10 +49,12 @@ impl Kept {
 
 /// Drops what is not used any more. Python calls it, with its lock.
 extern "C" fn drop_unused_later(_nothing: *mut c_void) -> c_int {
-    let unused = std::mem::take(&mut *lock(UNUSED.get()));
     // It has the lock of the interpreter already, and is told so: otherwise references would be
-    // dropped later.
-    Python::attach(|_| drop(unused));
+    // dropped later. While the interpreter ends, what is left ends with the process.
+    let _ = Python::try_attach(|_| {
+        let unused = std::mem::take(&mut *lock(UNUSED.get()));
+        drop(unused);
+    });
     0
 }
 

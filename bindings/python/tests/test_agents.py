@@ -225,3 +225,30 @@ def test_outcome_of_an_operation_is_known_after_it_was_returned(tmp_path):
         while not operation.done():
             pass
         assert (operation.wait(), operation.wait(), operation.done()) == (4096, 4096, True)
+
+
+ENDS_WITH_KEPT_ARRAYS = """
+import atexit
+import fabricast, numpy
+
+# Arrays that regions kept are dropped while the interpreter ends, when no thread may attach to it.
+atexit._clear()
+agent = fabricast.Agent("ends")
+region = agent.register(numpy.zeros(4096, "uint8"))
+
+class Late:
+    def __del__(self):
+        for _ in range(1000):
+            pass
+
+late = Late()
+atexit.register(agent.close)
+atexit.register(region.close)
+del region
+"""
+
+
+def test_arrays_that_regions_kept_do_not_abort_the_end_of_a_process():
+    command = [sys.executable, "-c", ENDS_WITH_KEPT_ARRAYS]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")

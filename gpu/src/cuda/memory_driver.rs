@@ -181,7 +181,7 @@ impl Physical {
             },
         };
         context.check(operation, code).map_err(|error| match error.kind() {
-            ErrorKind::OutOfMemory | ErrorKind::DeviceFailed => error,
+            ErrorKind::OutOfMemory | ErrorKind::DeviceFailed | ErrorKind::NoSuchDevice => error,
             _ => error.with_kind(ErrorKind::InvalidHandle),
         })?;
         let physical = Self { context: Arc::clone(context), handle, length };
