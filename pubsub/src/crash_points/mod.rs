@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use ipc::crash_test::{Crash, CrashingWords, Sources};
 use ipc::{
-    Block, Caller, Layout, Liveness, MappedWords, Owner, Participant, ParticipantTable, PidFd,
-    Segment, WordRange,
+    Block, BlockRange, Caller, Layout, Liveness, MappedWords, Owner, Participant, ParticipantTable,
+    PidFd, Segment, WordRange,
 };
 use testkit::children::ForkedChild;
 
@@ -128,7 +128,7 @@ impl World {
 
     fn unformatted(settings: SharedSettings) -> Self {
         let topic = TopicWords::<CrashingWords<'_>>::required_words(&settings);
-        let control_segment = Control::required_words(MAX_BLOCKS);
+        let control_segment = Control::required_words(MAX_BLOCKS, 1 << 20);
         let count = PARTICIPANTS + topic + 2 * control_segment;
         let words = Segment::create(LAYOUT, count * 8).unwrap().words();
         let participants =
@@ -149,7 +149,7 @@ impl World {
     }
 
     fn control_words(&self, direction: Direction) -> CrashingWords<'_> {
-        let count = Control::required_words(MAX_BLOCKS);
+        let count = Control::required_words(MAX_BLOCKS, 1 << 20);
         let first = PARTICIPANTS + TopicWords::<CrashingWords<'_>>::required_words(&self.settings);
         self.part(first + usize::from(direction == Direction::Inbound) * count, count)
     }

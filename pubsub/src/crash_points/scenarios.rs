@@ -230,6 +230,17 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
                 world.topic().note_arrival(&mut 0, publisher(256), 1, 0);
             })
         }),
+        ("take memory over from another topic", |world| {
+            let range = BlockRange { offset: 0, length: 4096 };
+            assert!(!world.control(Direction::Local).may_show_others(range, 1));
+            Box::new(move |world| {
+                let control = world.control(Direction::Local);
+                assert!(control.may_show_others(range, 2));
+                control.pass_to(range, 2, true);
+                let unused = BlockRange { offset: 1 << 18, length: 1 << 17 };
+                assert!(!control.may_show_others(unused, 2) && control.may_show_others(unused, 1));
+            })
+        }),
         ("admit a piece", |_| {
             Box::new(|world| {
                 let control = world.control(Direction::Local);

@@ -47,6 +47,13 @@ pub(super) fn write(to: &Slice, bytes: &[u8]) -> Result<()> {
 }
 
 /// The slice must be host memory.
+pub(super) fn clear(slice: &Slice) {
+    let to = slice.address() as *mut u8;
+    // SAFETY: as for `write`.
+    unsafe { std::ptr::write_bytes(to, 0, slice.length() as usize) };
+}
+
+/// The slice must be host memory.
 pub(super) fn read(from: &Slice, bytes: &mut [u8]) -> Result<()> {
     check("read message of pool", from, bytes.len())?;
     let from = from.address() as *const u8;

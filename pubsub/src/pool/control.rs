@@ -9,6 +9,7 @@
 //!                                                allocator
 //!                                                sample info of each block
 //!                                                sync words of each block, page-aligned
+//!                                                topic of each 64 KiB of memory
 //! ```
 
 use std::collections::BTreeSet;
@@ -47,6 +48,12 @@ pub(super) const ALLOCATOR: usize = NAMES + MAX_PIECES;
 /// Sync words of each block.
 pub(super) const SYNC_WORDS: usize = 4;
 
+/// Unit of memory whose topic is known.
+const REGION: u64 = 64 << 10;
+/// Topic of a region: none had a block there yet, or several had. Otherwise its number plus one.
+const NO_TOPIC: u64 = 0;
+const SEVERAL_TOPICS: u64 = u64::MAX;
+
 /// Alignment of every block: suits any type, also on devices.
 pub(crate) const GRANULE: u64 = 256;
 
@@ -72,8 +79,9 @@ fn part<W: Words>(words: W, first: usize, count: usize) -> Result<WordRange<W>> 
 }
 
 impl<W: Words + Clone> PoolControl<W> {
-    pub(crate) fn required_words(max_blocks: u32) -> usize {
-        Self::sync_words(max_blocks).end
+    pub(crate) fn required_words(max_blocks: u32, limit: u64) -> usize {
+        let regions = usize::try_from(limit.div_ceil(REGION)).unwrap_or(usize::MAX);
+        Self::sync_words(max_blocks).end.saturating_add(regions)
     }
 
     fn first_sample_info(max_blocks: u32) -> usize {
@@ -106,7 +114,7 @@ impl<W: Words + Clone> PoolControl<W> {
         let max_blocks =
             max_blocks.map_err(|_| malformed("the control segment has invalid sizes"))?;
         let sync_words = Self::sync_words(max_blocks);
-        if words.count() < sync_words.end {
+        if words.count() < Self::required_words(max_blocks, words.load(LIMIT, Relaxed)) {
             return Err(malformed("the control segment is truncated"));
         }
         let count = Allocator::<W>::required_words(max_blocks);
@@ -137,6 +145,44 @@ impl<W: Words + Clone> PoolControl<W> {
         let place = SharedLocation::from_words(place);
         let place = place.ok_or_else(|| malformed("invalid memory location"))?;
         Ok(PoolId { place, direction })
+    }
+
+    /// The words of the topics of a block's regions, each with whether the block covers the region.
+    fn regions(&self, range: BlockRange) -> impl Iterator<Item = (usize, bool)> {
+        let end = range.offset.saturating_add(range.length);
+        let first = self.sync_words.end;
+        (range.offset / REGION..end.div_ceil(REGION)).map(move |region| {
+            let is_covered = region * REGION >= range.offset && (region + 1) * REGION <= end;
+            (first + region as usize, is_covered)
+        })
+    }
+
+    /// May this block, of a topic that will not write all of it, have bytes of another topic? If not,
+    /// its regions belong to the topic from now on.
+    pub(crate) fn may_show_others(&self, range: BlockRange, topic: u32) -> bool {
+        let own = u64::from(topic) + 1;
+        !self.regions(range).all(|(at, _)| {
+            let found = self.words.load(at, Acquire);
+            // Each piece is zero at first.
+            let is_new = || self.words.compare_exchange(at, NO_TOPIC, own).is_ok();
+            found == own || found == NO_TOPIC && is_new()
+        })
+    }
+
+    /// The topic writes all of a block, or it was cleared: then the regions that it covers have no
+    /// bytes of others.
+    pub(crate) fn pass_to(&self, range: BlockRange, topic: u32, is_cleared: bool) {
+        let own = u64::from(topic) + 1;
+        for (at, is_covered) in self.regions(range) {
+            let found = self.words.load(at, Acquire);
+            if found == own {
+                continue;
+            }
+            let topic = if is_covered && is_cleared { own } else { SEVERAL_TOPICS };
+            if found != topic {
+                self.words.store(at, topic, Release);
+            }
+        }
     }
 
     pub(crate) fn limit(&self) -> u64 {

@@ -145,7 +145,7 @@ pub(crate) struct Pool {
 
 impl Pool {
     pub(crate) fn create(id: PoolId, limit: u64, max_blocks: u32) -> Result<Self> {
-        let words = PoolControl::<MappedWords>::required_words(max_blocks);
+        let words = PoolControl::<MappedWords>::required_words(max_blocks, limit);
         let segment =
             Segment::create(LAYOUT, words * size_of::<u64>()).during("create pool").on(id)?;
         let control = PoolControl::format(segment.words(), id, limit, max_blocks)?;
@@ -269,8 +269,15 @@ impl Pool {
     /// Memory for another piece, not in use yet. Fails if this process does not see the device.
     pub(crate) fn make_piece(&self, at_least: u64) -> Result<Piece> {
         let device = self.id.place.device("find device of pool")?;
-        let made = device.allocate_shared(at_least, &[]);
-        let exported = made.and_then(|memory| memory.export_piece(0));
+        let exported = device.allocate_shared(at_least, &[]).and_then(|memory| {
+            // Memory of the host is zero; that of an emulated device is memory of the host.
+            if device.name().implementation == gpu::Implementation::Cuda {
+                let stream = device.stream()?;
+                stream.fill(&memory.whole(), 0)?;
+                stream.synchronize(gpu::DEFAULT_TIMEOUT)?;
+            }
+            memory.export_piece(0)
+        });
         let (memory, length) = exported.during("create piece of pool").on(self.id)?;
         let name = getrandom::u64().during("name piece of pool")?.max(1);
         Ok(Piece { memory, length, name })
@@ -480,6 +487,33 @@ impl Pool {
         }
         let memory = self.memory()?;
         memory.slice(place.offset, length).or_else(|_| self.slice_slowly(place, length))
+    }
+
+    /// Memory passes to a topic with a block that it will write, all of it or, if the block `is_lent`
+    /// to a caller, perhaps not: then bytes of other topics are cleared first.
+    #[inline]
+    pub(crate) fn take_over(&self, place: BlockRange, topic: u32, is_lent: bool) -> Result<()> {
+        if !self.control.may_show_others(place, topic) {
+            return Ok(());
+        }
+        if is_lent {
+            self.clear(place)?;
+        }
+        self.control.pass_to(place, topic, is_lent);
+        Ok(())
+    }
+
+    #[cold]
+    fn clear(&self, place: BlockRange) -> Result<()> {
+        let slice = self.slice(place, place.length)?;
+        if self.id.place == SharedLocation::Host {
+            bytes::clear(&slice);
+            return Ok(());
+        }
+        let stream = self.stream()?;
+        let cleared =
+            stream.fill(&slice, 0).and_then(|()| stream.synchronize(gpu::DEFAULT_TIMEOUT));
+        cleared.during("clear memory of another topic").on(self.id)
     }
 
     /// Part of a block, for a publisher: it must map the memory itself, since a copy by the service

@@ -151,7 +151,7 @@ fn admitted_piece_is_not_replaced() {
 #[test]
 fn pool_of_an_unseen_device_is_stored() {
     let device = PoolId { place: SharedLocation::Device([7; 16]), ..ID };
-    let words = PoolControl::<MappedWords>::required_words(64);
+    let words = PoolControl::<MappedWords>::required_words(64, 1 << 30);
     let segment = Segment::create(LAYOUT, words * 8).unwrap();
     PoolControl::format(segment.words(), device, 64 << 20, 64).unwrap();
     segment.mark_ready();

@@ -9,6 +9,7 @@ use ipc::{Block, BlockRange};
 
 use super::{Loan, PublisherState};
 use crate::clock;
+use crate::context::TopicContext;
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::During;
 use crate::interruption::Interruption;
@@ -83,7 +84,12 @@ impl Loan {
         (block, place): (Block, BlockRange),
         length: u64,
     ) -> Result<Self> {
-        match state.context.local.writable_slice(place, length) {
+        let TopicContext { topic, local, .. } = &state.context;
+        let slice = local.writable_slice(place, length).and_then(|slice| {
+            let is_lent = borrower == Borrower::Caller;
+            local.take_over(place, topic.number(), is_lent).map(|()| slice)
+        });
+        match slice {
             Ok(slice) => Ok(Self {
                 state: Arc::clone(state),
                 borrower,

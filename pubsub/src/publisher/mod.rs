@@ -65,8 +65,8 @@ pub struct Publisher {
 ///
 /// Fill it by [`write`](Self::write), by a device through its [`slice`](Self::slice), or by
 /// [address](Self::address). Work of a device has to be complete before it is published, or begun
-/// on the stream that it is [published on](Self::publish_on). Until then its content is undefined:
-/// bytes of an older message.
+/// on the stream that it is [published on](Self::publish_on). Until then it has zeros, or bytes of an
+/// older message of the same topic; never those of another topic.
 ///
 /// A publisher has at most [this many](crate::TopicSettings::loans) at once. A loan that is dropped
 /// while a device may still write to it counts until the device has finished.

@@ -61,7 +61,7 @@ impl World {
     fn new() -> Self {
         let topic = LocalWords::zeroed(TopicWords::<Words<'_>>::required_words(&SETTINGS));
         let control_segment = Direction::BOTH.map(|direction| {
-            let words = LocalWords::zeroed(PoolControl::<Words<'_>>::required_words(64));
+            let words = LocalWords::zeroed(PoolControl::<Words<'_>>::required_words(64, 1 << 20));
             let id = PoolId { place: SharedLocation::Host, direction };
             let control = PoolControl::format(&words, id, 1 << 20, 64).unwrap();
             control.admit(&caller(0), 0, 1 << 16, 1).unwrap();

@@ -276,3 +276,35 @@ fn messages_dropped_at_the_end_of_a_publisher_are_counted() {
     assert_eq!(reader.pull(TIMEOUT).unwrap().sequence(), 1);
     assert_eq!((reader.poll_event(), reader.missed()), (None, 32));
 }
+
+/// Memory passes between topics: a loan that is published unwritten has zeros.
+#[test]
+fn unwritten_loans_have_no_bytes_of_other_topics() {
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
+    for memory in ["host", "emulated:0"] {
+        let open = |name: &str| {
+            let memory = memory.parse().unwrap();
+            let settings = TopicSettings { memory, largest: 4 << 20, ..settings() };
+            let topic = node.topic(&format!("{name} on {memory}"), &settings).unwrap();
+            let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
+            (publisher, subscriber)
+        };
+        let [(others, mut reader_of_others), (publisher, mut reader)] = ["others", "own"].map(open);
+        for length in [1, 255, 4096, 65_536, 70_000, 1 << 20, 4 << 20] {
+            for count in [1, 3, 8] {
+                for _ in 0..count {
+                    others.push(&vec![0xaa; length], TIMEOUT).unwrap();
+                }
+                while reader_of_others.try_pull().unwrap().is_some() {}
+                for _ in 0..count {
+                    publisher.loan(length as u64, TIMEOUT).unwrap().publish(TIMEOUT).unwrap();
+                }
+                while let Some(sample) = reader.try_pull().unwrap() {
+                    let bytes = sample.to_vec().unwrap();
+                    assert!(bytes.iter().all(|byte| *byte == 0), "{memory}, {length} bytes");
+                }
+            }
+        }
+    }
+}

@@ -28,7 +28,7 @@ fn owner() -> Owner {
 }
 
 fn control_segment() -> LocalWords {
-    let words = LocalWords::zeroed(PoolControl::<&LocalWords>::required_words(32));
+    let words = LocalWords::zeroed(PoolControl::<&LocalWords>::required_words(32, 1 << 20));
     let place = SharedLocation::Device([3; 16]);
     let control =
         PoolControl::format(&words, PoolId { place, direction: Direction::Local }, 1 << 20, 32)
