@@ -33,6 +33,7 @@ static SOURCES: Sources = Sources::new(
         "pubsub/src/topic/subscribers.rs",
         "pubsub/src/topic/destinations.rs",
         "pubsub/src/topic/losses.rs",
+        "pubsub/src/topic/eviction.rs",
         "pubsub/src/topic/remote_accounts.rs",
         "pubsub/src/topic/remote_last_sequences.rs",
         "pubsub/src/topic/given_up.rs",
@@ -476,6 +477,14 @@ fn run(name: &str, scenario: Scenario, settings: SharedSettings, point: u64) -> 
     if name.starts_with("record ") {
         world.check_remote_losses(&what);
         world.check_remote_last_sequences(&what);
+    }
+    if name == "store what blocks publishers" {
+        let recorded = world.topic().recorded_blocking(Direction::Local, 7);
+        assert!(
+            recorded.is_none_or(|time| (1..4).contains(&time.as_secs())),
+            "{what}: {recorded:?}"
+        );
+        assert_eq!(world.topic().recorded_blocking(Direction::Local, 8), None, "{what}");
     }
     if name == "keep accounts of other nodes" {
         world.check_remote_accounts(&what);

@@ -241,6 +241,14 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
                 assert!(!control.may_show_others(unused, 2) && control.may_show_others(unused, 1));
             })
         }),
+        ("store what blocks publishers", |_| {
+            Box::new(|world| {
+                for seconds in 1..=2 {
+                    let held_for = Duration::from_secs(seconds);
+                    world.topic().record_blocking(Direction::Local, 7, held_for);
+                }
+            })
+        }),
         ("admit a piece", |_| {
             Box::new(|world| {
                 let control = world.control(Direction::Local);

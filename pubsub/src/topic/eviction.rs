@@ -1,16 +1,22 @@
 //! Eviction of subscribers that block publishers.
 
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Duration;
 
 use ipc::{Caller, QueueError, SubscriptionId, Words};
 
 use super::TopicWords;
 use super::entry::Entry;
+use super::layout;
 use super::publishers;
 use super::subscribers::SubscriberSlot;
+use crate::clock;
 use crate::error::Result;
 use crate::error_mapping::During;
 use crate::pool::{Direction, PoolControl, Readiness};
+
+/// A record of the last service counts for so long.
+const LONGEST_TAKEOVER: Duration = Duration::from_secs(15);
 
 impl<W: Words + Clone> TopicWords<W> {
     /// In a full topic: subscribers with unread messages or, if these hold the maximum, with held
@@ -27,6 +33,32 @@ impl<W: Words + Clone> TopicWords<W> {
     pub(crate) fn evicted_holders(&self, direction: Direction) -> Vec<(SubscriptionId, u32)> {
         let queue = self.queue(direction);
         if queue.has_room() { Vec::new() } else { queue.evicted_holders() }
+    }
+
+    /// Records for the next service how long the message at this position has blocked publishers.
+    pub(crate) fn record_blocking(&self, direction: Direction, position: u64, held_for: Duration) {
+        let at = layout::BLOCKING + direction as usize * layout::BLOCKING_WORDS;
+        let held_for = u64::try_from(held_for.as_nanos()).unwrap_or(u64::MAX);
+        // Zero stands for none. A process that dies in the middle of this records none.
+        self.words().store(at, 0, Release);
+        self.words().store(at + 1, held_for, Release);
+        self.words().store(at + 2, clock::now(), Release);
+        self.words().store(at, position.wrapping_add(1), Release);
+    }
+
+    /// How long this message had blocked publishers when the last service recorded it, and since
+    /// then. None if it recorded another message.
+    pub(crate) fn recorded_blocking(
+        &self,
+        direction: Direction,
+        position: u64,
+    ) -> Option<Duration> {
+        let at = layout::BLOCKING + direction as usize * layout::BLOCKING_WORDS;
+        let [recorded, held_for, when] =
+            [0, 1, 2].map(|word| self.words().load(at + word, Acquire));
+        let since = Duration::from_nanos(clock::now().saturating_sub(when));
+        let is_recent = recorded == position.wrapping_add(1) && since < LONGEST_TAKEOVER;
+        is_recent.then(|| Duration::from_nanos(held_for) + since)
     }
 
     /// Returns true if a subscriber can take no more messages since a stream still has to write one

@@ -49,6 +49,9 @@ pub(super) const TYPE_LENGTH: usize = 46;
 pub(super) const TYPE: usize = 47;
 /// Samples that a subscriber may hold.
 pub(super) const MAX_HELD: usize = TYPE + crate::TypeName::WORDS;
+/// For each direction the message that blocks publishers, for how long, and when that was recorded.
+pub(super) const BLOCKING: usize = MAX_HELD + 1;
+pub(super) const BLOCKING_WORDS: usize = 3;
 pub(super) const MAX_REMEMBERED_LOSSES: usize = 16;
 
 pub(super) const CACHE_LINE_WORDS: usize = 8;
@@ -100,5 +103,5 @@ pub(super) fn store_all<W: Words>(words: &W, first: usize, all: impl IntoIterato
 
 const _: () =
     assert!(REMOTE_LAST_SEQUENCE_CHANGES.is_multiple_of(CACHE_LINE_WORDS) && QUEUES == 8192);
-const _: () = assert!(MAX_HELD < PUBLISHERS);
+const _: () = assert!(BLOCKING + 2 * BLOCKING_WORDS <= PUBLISHERS);
 const _: () = assert!(NAME + crate::settings::MAX_TOPIC_NAME.div_ceil(8) <= PLACE);

@@ -1,6 +1,6 @@
 //! A service ends or is killed, and another process takes over.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pubsub::{ErrorKind, Row, TopicSettings};
 
@@ -166,6 +166,30 @@ fn blocked_publisher_is_seen_by_the_next_service() {
     assert_eq!(greedy.pull(TIMEOUT).unwrap_err().kind(), ErrorKind::Evicted);
     assert_eq!(held.iter().map(number_of).collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
     assert_eq!(service_number(&test_dir), Some(2));
+}
+
+/// The time that a subscriber has blocked a publisher counts across services.
+#[test]
+fn release_deadline_is_kept_over_a_takeover() {
+    let test_dir = TestDir::new();
+    let mut service = ChildProcess::start("serves", test_dir.path());
+    let node = test_dir.join_served();
+    let deadline = Duration::from_secs(4);
+    let hasty = TopicSettings { release_deadline: deadline, ..settings() };
+    let topic = node.topic("numbers", &hasty).unwrap();
+    let (publisher, mut idle) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
+    publish(&publisher, 0..8);
+    std::thread::scope(|scope| {
+        let start = Instant::now();
+        let blocked = scope.spawn(|| publish(&publisher, 8..9));
+        std::thread::sleep(deadline * 3 / 4);
+        service.kill();
+        service = ChildProcess::start("serves", test_dir.path());
+        blocked.join().unwrap();
+        let took = start.elapsed();
+        assert!(took >= deadline && took < deadline * 3 / 2, "blocked for {took:?}");
+    });
+    assert_eq!(idle.pull(TIMEOUT).unwrap_err().kind(), ErrorKind::Evicted);
 }
 
 /// The child holds the listening socket and the connections of the service, and answers none.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use testkit::children::{next_line, say};
 
 use crate::message::Message;
+use crate::progress::Progress;
 use crate::topics::{self, TIMEOUT};
 
 /// Between two messages of a topic.
@@ -18,11 +19,12 @@ pub fn run(directory: &Path) {
     let mut seed = [0; 8];
     getrandom::fill(&mut seed).expect("read random bytes");
     let id = u64::from_le_bytes(seed);
-    let (node, mut lines) = (&node, Vec::new());
+    let (node, progress, mut lines) = (&node, &Progress::create(directory, id), Vec::new());
     std::thread::scope(|scope| {
         let threads: Vec<_> = topics::all()
             .into_iter()
-            .map(|(name, settings)| {
+            .enumerate()
+            .map(|(index, (name, settings))| {
                 scope.spawn(move || {
                     let topic = node.topic(&name, &settings).expect("open the topic");
                     let publisher = topic.publisher().expect("create publisher of topic");
@@ -30,7 +32,9 @@ pub fn run(directory: &Path) {
                     while !is_over.load(Relaxed) {
                         number += 1;
                         let bytes = Message { publisher: id, number }.bytes();
+                        progress.begin(index, number);
                         publisher.push(&bytes, TIMEOUT).expect("push");
+                        progress.end(index, number);
                         std::thread::sleep(PAUSE);
                     }
                     // The publisher stays until the end of the test, which does not test its end.

@@ -11,6 +11,7 @@ use testkit::processes::status;
 
 use crate::account::Account;
 use crate::network::{Network, create_hub, cut_link, restore_link};
+use crate::progress::{Progress, Published};
 use crate::topics::{self, TIMEOUT};
 
 const NODES: [u8; 2] = [1, 2];
@@ -24,8 +25,6 @@ const MAX_IDLE_CPU: Duration = IDLE.checked_div(100).unwrap();
 /// Growth of descriptors and memory that a process may show since the beginning.
 const MORE_DESCRIPTORS: usize = 8;
 const MORE_MEMORY: u64 = 32 << 20;
-/// Messages of a killed publisher that no reader may have received.
-const UNSEEN: u64 = 1;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Role {
@@ -53,7 +52,21 @@ struct Process {
     /// When to resume it, if it is stopped.
     resumes: Option<Instant>,
     was_stopped: bool,
+    /// Only of a reader.
+    joined: Joined,
 }
+
+/// What was published before a reader subscribed: at least, and at most.
+#[derive(Default)]
+struct Joined {
+    before: PublishedByAll,
+    after: PublishedByAll,
+    /// The nodes could not reach each other for sure: what its node misses, it misses, too.
+    in_outage: bool,
+}
+
+/// By publisher: its numbers on each topic.
+type PublishedByAll = BTreeMap<u64, Vec<Published>>;
 
 #[derive(Debug, Clone, Copy)]
 struct Resources {
@@ -76,7 +89,8 @@ impl Process {
                 line.strip_prefix("ready ").map(|id| id.parse().expect("a publisher id"))
             }
         };
-        Self { role, node, child, id, resumes: None, was_stopped: false }
+        let joined = Joined::default();
+        Self { role, node, child, id, resumes: None, was_stopped: false, joined }
     }
 
     fn resources(&self) -> Resources {
@@ -103,6 +117,8 @@ struct World {
     random: u64,
     /// When to restore the link, if it is cut.
     link_restores: Option<Instant>,
+    /// The end of the last failure of a link or a service.
+    outage_ended: Option<Instant>,
     failures: Failures,
     /// The node of each publisher, including killed ones.
     publishers: BTreeMap<u64, u8>,
@@ -118,6 +134,7 @@ impl World {
             directories: NODES.iter().map(|node| std::env::temp_dir().join(name(node))).collect(),
             random: seed | 1,
             link_restores: None,
+            outage_ended: None,
             failures: Failures::new(),
             publishers: BTreeMap::new(),
         };
@@ -135,11 +152,34 @@ impl World {
 
     fn add(&mut self, role: Role, node: u8) {
         let index = usize::from(node) - 1;
-        let process = Process::start(role, node, &self.networks[index], &self.directories[index]);
+        let before = self.published();
+        let mut process =
+            Process::start(role, node, &self.networks[index], &self.directories[index]);
         if let Some(id) = process.id {
             self.publishers.insert(id, node);
         }
+        if role == Role::Reader {
+            let (after, in_outage) = (self.published(), self.is_in_outage());
+            process.joined = Joined { before, after, in_outage };
+        }
         self.processes.push(process);
+    }
+
+    /// What all publishers have published, killed ones, too.
+    fn published(&self) -> PublishedByAll {
+        let topics = topics::all().len();
+        let read = |(id, node): (&u64, &u8)| {
+            (*id, Progress::read(&self.directories[usize::from(*node) - 1], *id, topics))
+        };
+        self.publishers.iter().map(read).collect()
+    }
+
+    fn is_in_outage(&self) -> bool {
+        let is_stopped =
+            |process: &Process| process.role == Role::Service && process.resumes.is_some();
+        self.link_restores.is_some()
+            || self.processes.iter().any(is_stopped)
+            || self.outage_ended.is_some_and(|ended| ended.elapsed() < SETTLING)
     }
 
     /// A random number below a limit (xorshift).
@@ -203,6 +243,9 @@ impl World {
             process.child.signal(SIGCONT);
         }
         end(&mut process.child);
+        if role == Role::Service {
+            self.outage_ended = Some(Instant::now());
+        }
         // The new process cannot join while its service is stopped.
         self.resume(|other| other.role == Role::Service && other.node == process.node);
         self.add(role, process.node);
@@ -214,6 +257,9 @@ impl World {
         for process in self.processes.iter_mut().filter(|process| filter(process)) {
             if process.resumes.take().is_some() {
                 process.child.resume();
+                if process.role == Role::Service {
+                    self.outage_ended = Some(Instant::now());
+                }
             }
         }
     }
@@ -224,7 +270,7 @@ impl World {
         let is_due = |end: &Instant| all || *end <= now;
         if self.link_restores.as_ref().is_some_and(is_due) {
             restore_link(NODES[0]);
-            self.link_restores = None;
+            (self.link_restores, self.outage_ended) = (None, Some(now));
         }
         self.resume(|process| process.resumes.as_ref().is_some_and(is_due));
     }
@@ -286,17 +332,8 @@ pub fn run(time: Duration, seed: u64) {
     std::thread::sleep(SETTLING);
     world.check_running();
 
-    let mut published: BTreeMap<(String, u64), u64> = BTreeMap::new();
-    for (_, lines) in world.stop(Role::Publisher) {
-        for line in lines {
-            let [topic, id, last] =
-                line.split(' ').collect::<Vec<_>>().try_into().expect("three words");
-            published.insert(
-                (topic.to_owned(), id.parse().expect("a publisher id")),
-                last.parse().expect("a number"),
-            );
-        }
-    }
+    world.stop(Role::Publisher);
+    let published = world.published();
     std::thread::sleep(SETTLING);
     let accounts: Vec<(usize, Vec<Account>)> = world
         .stop(Role::Reader)
@@ -312,60 +349,58 @@ pub fn run(time: Duration, seed: u64) {
     assert!(faults.is_empty() && idle.is_empty(), "{} faults", faults.len() + idle.len());
 }
 
-/// Compares published messages with those received and those counted as missed.
+/// Compares published messages with those received and those counted as missed: for each reader and
+/// topic both together are what was published since it subscribed. What was published while it
+/// subscribed may count, or not, and the message during which a publisher was killed.
 fn compare(
     world: &World,
-    published: &BTreeMap<(String, u64), u64>,
+    published: &PublishedByAll,
     accounts: &[(usize, Vec<Account>)],
 ) -> Vec<String> {
     let mut faults = Vec::new();
-    let (mut received_count, mut missed) = (0, 0);
+    let (mut received_count, mut missed, mut exact) = (0, 0, 0);
     for (index, accounts) in accounts {
         let process = &world.processes[*index];
-        for account in accounts {
+        for (topic, account) in accounts.iter().enumerate() {
             let name = format!("{} on node {}", account.topic, process.node);
-            let (mut min_missed, mut max_missed) = (0, 0);
-            for (id, received) in &account.publishers {
-                received_count += received.count;
-                let last = published.get(&(account.topic.clone(), *id)).copied();
-                let tail = last.map(|last| last - received.last);
-                min_missed += received.gaps() + tail.unwrap_or(0);
-                // Messages before the first received one, and after the last one of a killed publisher.
-                max_missed += received.gaps() + received.first - 1 + tail.unwrap_or(UNSEEN);
+            let (mut least, mut most, mut gaps, mut received) = (0, 0, 0, 0);
+            for (id, all) in published {
+                let [before, after] = [&process.joined.before, &process.joined.after]
+                    .map(|known| known.get(id).map_or_else(Published::default, |all| all[topic]));
+                least += all[topic].done.saturating_sub(after.begun);
+                most += all[topic].begun - before.done;
+                let Some(of_publisher) = account.publishers.get(id) else { continue };
+                received += of_publisher.count;
+                gaps += of_publisher.gaps();
                 let is_local = world.publishers.get(id) == Some(&process.node);
-                if is_local && !process.was_stopped && received.gaps() > 0 {
+                if is_local && !process.was_stopped && of_publisher.gaps() > 0 {
                     faults.push(format!(
                         "{name}: a reader that was never stopped missed {} messages of its own node",
-                        received.gaps()
+                        of_publisher.gaps()
                     ));
                 }
             }
-            // Publishers of which it received nothing.
-            for ((topic, id), last) in published {
-                if *topic == account.topic && !account.publishers.contains_key(id) {
-                    max_missed += last;
-                }
-            }
+            received_count += received;
             missed += account.missed;
-            if account.evictions == 0 && account.missed < min_missed {
+            if account.evictions > 0 {
+                continue;
+            }
+            let total = received + account.missed;
+            let is_too_many = total > most && !process.joined.in_outage;
+            if total < least || is_too_many || account.missed < gaps {
                 faults.push(format!(
-                    "{name}: {min_missed} messages are missing, {} were counted as missed: {account:?}",
+                    "{name}: {least} to {most} messages were published, {received} received and {} \
+                     counted as missed: {account:?}",
                     account.missed
                 ));
             }
-            let is_complete = account
-                .publishers
-                .keys()
-                .all(|id| published.contains_key(&(account.topic.clone(), *id)));
-            if is_complete && account.missed > max_missed {
-                faults.push(format!(
-                    "{name}: at most {max_missed} messages are missing, {} were counted as missed: {account:?}",
-                    account.missed
-                ));
-            }
+            exact += u64::from(least == most);
         }
     }
-    println!("messages: {received_count} received, {missed} counted as missed");
+    println!(
+        "messages: {received_count} received, {missed} counted as missed; {exact} accounts without \
+         any doubt about their beginning"
+    );
     faults
 }
 

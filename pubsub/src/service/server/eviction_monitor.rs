@@ -52,6 +52,8 @@ struct BlockedTopic {
     holders: Vec<(SubscriptionId, u64)>,
     /// How long a message may be held in this state.
     deadline: Duration,
+    /// How long the oldest message has blocked publishers, as the last service recorded.
+    before: Duration,
 }
 
 impl TopicMonitor {
@@ -68,15 +70,19 @@ impl TopicMonitor {
             return Vec::new();
         };
         let passed = self.seen.map_or(Duration::ZERO, |seen| now.saturating_duration_since(seen));
+        let oldest = found.holders.iter().map(|(_, position)| *position).min();
+        let is_first = self.seen.is_none() && self.holders.is_empty();
         let held = |(holder, position): &(SubscriptionId, u64)| {
             let same = |it: &&(SubscriptionId, u64, Duration)| (it.0, it.1) == (*holder, *position);
-            let before = self.holders.iter().find(same);
-            let held_for = before.map_or(Duration::ZERO, |(_, _, held_for)| *held_for + passed);
+            let held_for = match self.holders.iter().find(same) {
+                Some((_, _, held_for)) => *held_for + passed,
+                None if is_first && Some(*position) == oldest => found.before,
+                None => Duration::ZERO,
+            };
             (*holder, *position, held_for)
         };
         self.holders = found.holders.iter().map(held).collect();
         self.seen = Some(now);
-        let oldest = self.holders.iter().map(|(_, position, _)| *position).min();
         let holders = self.holders.iter().filter(|(_, position, _)| Some(*position) == oldest);
         let late = holders.filter(|(_, _, held_for)| *held_for >= found.deadline);
         late.map(|(holder, _, held_for)| (*holder, *held_for)).collect()
@@ -109,6 +115,13 @@ impl EvictionMonitor {
             self.monitored.remove(&which);
         }
         late
+    }
+
+    /// The oldest message that blocks publishers, and for how long it has.
+    fn oldest(&self, which: (u32, Direction)) -> Option<(u64, Duration)> {
+        let monitor = self.monitored.get(&which).filter(|monitor| monitor.seen.is_some())?;
+        let oldest = monitor.holders.iter().min_by_key(|(_, position, _)| *position);
+        oldest.map(|(_, position, held_for)| (*position, *held_for))
     }
 
     /// Evicted subscribers hold the maximum of a topic's messages, or do not any more. True if that is
@@ -207,7 +220,10 @@ impl Service {
             if direction == Direction::Local {
                 holders.retain(|(holder, _)| !topic.waits_for_stream(*holder, local.control()));
             }
-            BlockedTopic { holders, deadline: topic.settings().release_deadline() }
+            let oldest = holders.iter().map(|(_, position)| *position).min();
+            let before = oldest.and_then(|oldest| topic.recorded_blocking(direction, oldest));
+            let deadline = topic.settings().release_deadline();
+            BlockedTopic { holders, deadline, before: before.unwrap_or_default() }
         });
         let is_stuck = found.as_ref().is_some_and(|found| found.holders.is_empty());
         let evicted = if is_stuck { topic.evicted_holders(direction) } else { Vec::new() };
@@ -230,7 +246,12 @@ impl Service {
         let holders = found.iter().flat_map(|found| &found.holders);
         let position = holders.map(|(_, position)| *position).min();
         let mut has_evicted = false;
-        for (holder, held_for) in self.eviction_monitor.update(now, which, found.as_ref()) {
+        let late = self.eviction_monitor.update(now, which, found.as_ref());
+        // The next service continues from there.
+        if let Some((position, held_for)) = self.eviction_monitor.oldest(which) {
+            topic.record_blocking(direction, position, held_for);
+        }
+        for (holder, held_for) in late {
             // Replication waits for other nodes itself: it knows the node, and allows more time.
             if holder.participant().is_some_and(Participant::is_role) {
                 if replication.is_some_and(|it| held_for >= it.stall_timeout(number)) {
@@ -279,7 +300,26 @@ mod tests {
     }
 
     fn waiting(holders: &[(SubscriptionId, u64)], deadline: Duration) -> BlockedTopic {
-        BlockedTopic { holders: holders.to_vec(), deadline }
+        BlockedTopic { holders: holders.to_vec(), deadline, before: Duration::ZERO }
+    }
+
+    #[test]
+    fn next_service_continues_the_time_of_the_oldest_message() {
+        let [holder, other] = subscriptions();
+        let (now, deadline) = (Instant::now(), Duration::from_secs(5));
+        let found = |before, position| BlockedTopic {
+            holders: vec![(holder, position), (other, position + 1)],
+            deadline,
+            before: Duration::from_secs(before),
+        };
+        let mut monitor = TopicMonitor::default();
+        assert_eq!(monitor.update(now, Some(&found(4, 7))), []);
+        let later = now + Duration::from_secs(1);
+        assert_eq!(monitor.update(later, Some(&found(9, 7))), [(holder, deadline)]);
+        // Only what the last service recorded counts, and only at first.
+        assert_eq!(monitor.update(later, Some(&found(9, 9))), []);
+        let late = TopicMonitor::default().update(now, Some(&found(6, 7)));
+        assert_eq!(late, [(holder, Duration::from_secs(6))]);
     }
 
     #[test]
