@@ -1,10 +1,11 @@
 //! A reader: reads all topics, checks each message, and reports to the supervisor at the end.
 
 use std::path::Path;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use pubsub::{ErrorKind, Node, TopicSettings};
+use pubsub::{ErrorKind, Subscriber, Topic};
 use testkit::children::{next_line, say};
 
 use crate::account::Account;
@@ -17,12 +18,22 @@ const PULL_TIMEOUT: Duration = Duration::from_millis(500);
 pub fn run(directory: &Path) {
     let node = topics::join(directory);
     let (is_over, mut lines) = (&AtomicBool::new(false), Vec::new());
-    let node = &node;
+    let (node, topics) = (&node, topics::all());
+    let are_subscribed = &Barrier::new(topics.len() + 1);
     std::thread::scope(|scope| {
-        let threads: Vec<_> = topics::all()
+        let threads: Vec<_> = topics
             .into_iter()
-            .map(|(name, settings)| scope.spawn(move || read(node, name, &settings, is_over)))
+            .map(|(name, settings)| {
+                scope.spawn(move || {
+                    let topic = node.topic(&name, &settings).expect("open the topic");
+                    let subscriber = topic.subscriber().expect("create a subscriber");
+                    are_subscribed.wait();
+                    read(&topic, name, subscriber, is_over)
+                })
+            })
             .collect();
+        // What is published from now on counts for it.
+        are_subscribed.wait();
         say("ready");
         while next_line().is_some_and(|line| line != "stop") {}
         is_over.store(true, Relaxed);
@@ -34,13 +45,11 @@ pub fn run(directory: &Path) {
 }
 
 fn read(
-    node: &Node,
+    topic: &Topic,
     name: String,
-    settings: &TopicSettings,
+    mut subscriber: Subscriber,
     is_over: &AtomicBool,
-) -> (Account, pubsub::Subscriber) {
-    let topic = node.topic(&name, settings).expect("open the topic");
-    let mut subscriber = topic.subscriber().expect("create a subscriber");
+) -> (Account, Subscriber) {
     let mut account = Account { topic: name, ..Account::default() };
     // Missed by subscribers that were evicted.
     let mut missed_before = 0;
