@@ -174,6 +174,13 @@ impl<const IS_PRIORITY: bool> RecordLock<IS_PRIORITY> {
         }
     }
 
+    /// Returns true if the file of this lock is still the one in the directory: otherwise other
+    /// processes find no service there, or another one.
+    pub(crate) fn is_in_place(&self, directory: &Path) -> bool {
+        let found = fs::symlink_metadata(directory.join(Self::NAME));
+        found.is_ok_and(|found| (found.dev(), found.ino()) == self.key)
+    }
+
     /// The process that holds it, if any; 0 for a process of another PID namespace.
     pub(crate) fn holder(operation: &'static str, directory: &Path) -> Result<Option<u32>> {
         let failed = failed(operation, directory);

@@ -64,12 +64,13 @@ impl ServiceThread {
         let bell = Arc::new(WakeFd::new().during(SERVING)?);
         let is_over = Arc::new(AtomicBool::new(false));
         let (bell_of, end_of) = (Arc::clone(&bell), Arc::clone(&is_over));
+        let directory = options.directory.clone();
         let service =
             Service::new(options, has_priority, min_term_until, listener, bell_of, end_of)?;
         // With all signals blocked: a provider that exceeds the file size limit in shared memory
         // gets an error instead of a fatal signal.
         let thread = threads::spawn("fabricast-node", move || {
-            let has_failed = service.serve();
+            let has_failed = service.serve(|| leader_lock.is_in_place(&directory));
             // Only now may another process serve the node.
             drop(leader_lock);
             has_failed

@@ -303,3 +303,25 @@ fn forked_child_drops_its_node_and_the_parent_keeps_it() {
     assert_eq!(late.pull(TIMEOUT).unwrap().to_vec().unwrap(), b"three");
     drop((topic, sample));
 }
+
+/// New processes would find another node in its place.
+#[test]
+fn node_ends_when_its_directory_is_removed() {
+    for is_replaced in [false, true] {
+        let test_dir = TestDir::new();
+        let (serving, other) = (test_dir.join(), test_dir.join());
+        let topic = other.topic("numbers", &settings()).unwrap();
+        let (publisher, mut subscriber) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
+        std::fs::remove_dir_all(test_dir.path()).unwrap();
+        if is_replaced {
+            std::fs::create_dir(test_dir.path()).unwrap();
+        }
+        // Its members are told, and readers do not wait for ever.
+        let error = subscriber.pull(TIMEOUT).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+        until("the publisher to end", || publisher.push(b"x", TIMEOUT).is_err());
+        drop((publisher, subscriber, topic, other, serving));
+        let next = test_dir.join();
+        assert!(next.topic("numbers", &settings()).is_ok());
+    }
+}

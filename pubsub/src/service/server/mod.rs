@@ -66,6 +66,8 @@ const LOCK_TIMEOUT: Duration = Duration::from_millis(20);
 /// Slots of the participant table that are reserved for services.
 const RESERVED_PARTICIPANT_SLOTS: usize = 8;
 const MAX_SLEEP: Duration = Duration::from_secs(5);
+/// Interval of looks for the node's directory; a service without work looks every five seconds.
+const DIRECTORY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Messages of one process that are handled before those of the next.
 const MAX_MESSAGES_PER_TURN: usize = 64;
 
@@ -163,9 +165,22 @@ impl Service {
         Ok(service)
     }
 
-    /// Serves until the service is over. True if it failed.
-    pub(super) fn serve(mut self) -> bool {
+    /// Serves until the service is over, or its directory was removed. True if it failed.
+    pub(super) fn serve(mut self, is_in_place: impl Fn() -> bool) -> bool {
+        let mut next_check = Instant::now();
         while !self.is_over.load(Ordering::Acquire) {
+            let now = Instant::now();
+            if now >= next_check {
+                next_check = now + DIRECTORY_CHECK_INTERVAL;
+                if !is_in_place() {
+                    tracing::error!(
+                        directory = %self.options.directory.display(),
+                        "the directory of the node was removed or replaced: the node ends, and its \
+                         processes have to join again"
+                    );
+                    break;
+                }
+            }
             self.run_once();
         }
         let has_failed = self.has_failed;
