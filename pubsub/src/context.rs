@@ -1,7 +1,7 @@
 //! One process's membership in a node, as publishers and subscribers see it.
 
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ipc::{
@@ -9,7 +9,9 @@ use ipc::{
     WaitStrategy,
 };
 
+use crate::endpoint_list::{Endpoint, Endpoints};
 use crate::error::{Error, ErrorKind, Result};
+use crate::error_mapping::On;
 use crate::interruption::Interruption;
 use crate::node_segment::PublishDoorbell;
 use crate::pool::{Direction, GrowthRequest, Pool};
@@ -36,7 +38,9 @@ pub(crate) trait ServiceClient: Send + Sync + Debug {
     /// succeeds.
     fn retry(&self, topic: u32, attempt: Retry);
     /// Fails once the node is closed.
-    fn check(&self) -> Result<()>;
+    fn check(&self, operation: &'static str) -> Result<()>;
+    /// The topics that this process has opened: they end when it closes the node.
+    fn open_topics(&self) -> &Endpoints;
 }
 
 /// Returns true once it is done. It waits for a lock no longer than the caller allows.
@@ -88,7 +92,7 @@ impl NodeContext {
     /// Fails in a forked child, or if the node is closed.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
         self.check_not_forked(operation)?;
-        self.service.check()
+        self.service.check(operation)
     }
 }
 
@@ -99,7 +103,7 @@ pub(crate) struct TopicContext {
     pub(crate) topic: Arc<Topic>,
     pub(crate) local: Arc<Pool>,
     pub(crate) inbound: Arc<Pool>,
-    _topic_use: Arc<TopicUse>,
+    topic_use: Arc<TopicUse>,
 }
 
 /// One use of a topic; dropping it is reported to the service.
@@ -107,6 +111,14 @@ pub(crate) struct TopicContext {
 struct TopicUse {
     node: Arc<NodeContext>,
     topic: u32,
+    /// Publishers and subscribers made from it.
+    endpoints: Endpoints,
+}
+
+impl Endpoint for TopicUse {
+    fn close(&self, reason: &Arc<str>) {
+        self.endpoints.close(reason);
+    }
 }
 
 impl Drop for TopicUse {
@@ -123,9 +135,39 @@ impl TopicContext {
         topic: Arc<Topic>,
         local: Arc<Pool>,
         inbound: Arc<Pool>,
-    ) -> Self {
-        let _topic_use = Arc::new(TopicUse { node: Arc::clone(node), topic: topic.number() });
-        Self { node: Arc::clone(node), topic, local, inbound, _topic_use }
+    ) -> Result<Self> {
+        let topic_use = TopicUse {
+            node: Arc::clone(node),
+            topic: topic.number(),
+            endpoints: Endpoints::default(),
+        };
+        let topic_use = Arc::new(topic_use);
+        let weak = Arc::downgrade(&topic_use);
+        node.service.open_topics().add("open topic", weak).on(topic.name())?;
+        Ok(Self { node: Arc::clone(node), topic, local, inbound, topic_use })
+    }
+
+    /// Adds a publisher or subscriber, which ends with the topic. Fails if that was closed.
+    pub(crate) fn add_endpoint(
+        &self,
+        operation: &'static str,
+        endpoint: Weak<dyn Endpoint>,
+    ) -> Result<()> {
+        self.topic_use.endpoints.add(operation, endpoint).on(self.topic.name())
+    }
+
+    /// Fails in a forked child, or if the node or this use of the topic is closed.
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        self.node.check_not_forked(operation)?;
+        self.topic_use.endpoints.check(operation).on(self.topic.name())?;
+        self.node.service.check(operation).on(self.topic.name())
+    }
+
+    /// Closes this use of the topic, with its publishers and subscribers.
+    pub(crate) fn close(&self) {
+        if self.node.fork_generation.is_current() {
+            self.topic_use.close(&Arc::from("the topic was closed"));
+        }
     }
 
     #[inline]

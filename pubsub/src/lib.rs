@@ -5,7 +5,8 @@
 //! Modules, each importing only those before it: `error`, `text`, `clock`, `log_limit`,
 //! `wake`, `interruption`, `error_mapping`, `ids`, `type_name`, `plain`, `settings`, `budgets`,
 //! `network_options`, `node_options`, `report`, `event`, `loan_limit`, `pool`, `topic`,
-//! `node_segment`, `context`, `publisher`, `subscriber`, `peers`, `replication`, `service`, `node`,
+//! `node_segment`, `endpoint_list`, `context`, `publisher`, `subscriber`, `peers`, `replication`,
+//! `service`, `node`,
 //! `configuration`, `typed`, `waits`.
 
 mod budgets;
@@ -13,6 +14,7 @@ mod clock;
 mod configuration;
 #[cfg(test)]
 mod crash_points;
+mod endpoint_list;
 mod error;
 mod error_mapping;
 mod event;
@@ -70,7 +72,7 @@ pub use service::{Condition, ServiceProcess, check_directory, clean, remove_dire
 pub use settings::{
     MAX_METADATA, MAX_TOPIC_NAME, MemoryLocation, Reliability, Reserve, TopicSettings,
 };
-pub use subscriber::{Sample, Subscriber};
+pub use subscriber::{Closer, Sample, Subscriber};
 pub use type_name::TypeName;
 pub use typed::{TypedPublisher, TypedSubscriber, TypedTopic};
 pub use waits::Samples;

@@ -114,8 +114,9 @@ impl LoanLimit {
         }
     }
 
+    /// Lets waiting threads look again.
     #[cold]
-    fn wake(&self) {
+    pub(crate) fn wake(&self) {
         // Threads that find nothing set the mark again.
         self.count.fetch_and(!HAS_WAITERS, AcqRel);
         self.bell.ring();

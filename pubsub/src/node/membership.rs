@@ -15,6 +15,7 @@ use threads::lock;
 use super::connector::LocalService;
 use super::{Membership, MembershipState};
 use crate::context::{Retry, ServiceClient};
+use crate::endpoint_list::Endpoints;
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
 use crate::node_options::NodeOptions;
@@ -92,6 +93,7 @@ impl MembershipState {
             unfinished: Mutex::default(),
             leaving_since: OnceLock::new(),
             has_left: AtomicBool::new(false),
+            open_topics: Endpoints::default(),
             member_lock: Mutex::new(Some(member_lock)),
         }
     }
@@ -242,17 +244,30 @@ impl MembershipState {
     /// This process is no longer a member.
     pub(super) fn close(&self, reason: &Error) {
         self.service.release_priority();
-        let mut state = lock(&self.state);
-        state.closed = Some(reason.to_string());
-        self.is_closed.store(true, Ordering::Release);
-        for (_, pending) in state.pending.drain() {
-            let error = Error::new("call service of node", ErrorKind::Closed, reason.to_string());
-            let _ = pending.answer.send(Err(error));
-        }
+        self.refuse_calls(&reason.to_string());
         // Wakes waiting threads: they fail now.
-        for used in state.topics.values() {
+        for used in lock(&self.state).topics.values() {
             used.topic.local().messages().ring();
             used.topic.local().room().ring();
+        }
+    }
+
+    /// This process closes the node: all its topics end. The membership lasts as long as its
+    /// samples and loans.
+    pub(super) fn close_topics(&self) {
+        let reason = format!("the node {} was closed", self.options.directory.display());
+        self.refuse_calls(&reason);
+        self.open_topics.close(&Arc::from(reason));
+    }
+
+    /// Calls of the service fail from now on, also those that wait.
+    fn refuse_calls(&self, reason: &str) {
+        let mut state = lock(&self.state);
+        state.closed.get_or_insert_with(|| reason.to_owned());
+        self.is_closed.store(true, Ordering::Release);
+        for (_, pending) in state.pending.drain() {
+            let error = Error::new("call service of node", ErrorKind::Closed, reason);
+            let _ = pending.answer.send(Err(error));
         }
     }
 
@@ -537,14 +552,18 @@ impl ServiceClient for Membership {
         }
     }
 
-    fn check(&self) -> Result<()> {
+    fn check(&self, operation: &'static str) -> Result<()> {
         if !self.shared.is_closed.load(Ordering::Acquire) {
             return Ok(());
         }
         match &lock(&self.shared.state).closed {
             None => Ok(()),
-            Some(reason) => Err(Error::new("use node", ErrorKind::Closed, reason.clone())),
+            Some(reason) => Err(Error::new(operation, ErrorKind::Closed, reason.clone())),
         }
+    }
+
+    fn open_topics(&self) -> &Endpoints {
+        &self.shared.open_topics
     }
 }
 

@@ -16,6 +16,7 @@ use ipc::{Channel, DoorbellWatcher, ForkGeneration, Liveness, Participant, PidFd
 use self::connector::{LocalService, PAUSE, ServiceConnector};
 use self::membership::{Answer, MembershipInner, unexpected_answer};
 use crate::context::{NodeContext, Retry, TopicContext};
+use crate::endpoint_list::Endpoints;
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
 use crate::interruption::Interruption;
@@ -34,7 +35,8 @@ pub use self::query::report;
 /// A process's membership in a node; opens topics.
 ///
 /// Clones share the membership. It ends when the last clone, and the last publisher, subscriber,
-/// loan and sample made from it, is dropped. A forked child has to join by itself.
+/// loan and sample made from it, is dropped. [`close`](Self::close) ends at once what hangs on it. A
+/// forked child has to join by itself.
 ///
 /// ```
 /// use std::time::Duration;
@@ -80,6 +82,8 @@ struct MembershipState {
     leaving_since: OnceLock<Instant>,
     /// The service has confirmed the end of this membership: the participant is free.
     has_left: AtomicBool,
+    /// The topics that this process has opened.
+    open_topics: Endpoints,
     /// While any process holds it, the node segment exists.
     member_lock: Mutex<Option<MemberLock>>,
 }
@@ -307,8 +311,8 @@ impl Node {
         let answer = self.membership.shared.call(operation, timeout, request);
         match answer.on(name)? {
             Answer::Topic { topic, local, inbound } => {
-                let topic =
-                    Topic { context: TopicContext::new(&self.context, topic, local, inbound) };
+                let context = TopicContext::new(&self.context, topic, local, inbound)?;
+                let topic = Topic { context };
                 for pool in [&topic.context.local, &topic.context.inbound] {
                     pool.find_access().on(name)?;
                 }
@@ -340,6 +344,35 @@ impl Node {
     /// [`Forked`](ErrorKind::Forked).
     pub fn check(&self) -> Result<()> {
         self.context.check("use node")
+    }
+
+    /// Closes the node for this process: all its topics, publishers and subscribers end at once, and
+    /// fail with [`Closed`](ErrorKind::Closed) from now on. So do waits of other threads, and clones.
+    /// Unread messages are given up, so that publishers of other processes do not wait for them.
+    ///
+    /// Samples stay valid until they are dropped. The process stays a member of the node, and serves
+    /// it if it does so now, until the last object made from the node is dropped.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pubsub::{ErrorKind, Node, NodeOptions, TopicSettings};
+    /// # let directory = testkit::temp_dir::TempDir::new("fabricast-doc-close-node");
+    /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
+    /// let topic = node.topic("lines", &TopicSettings::default())?;
+    /// let (mut subscriber, publisher) = (topic.subscriber()?, topic.publisher()?);
+    /// publisher.push(b"read", Duration::from_secs(5))?;
+    /// publisher.push(b"given up", Duration::from_secs(5))?;
+    /// let sample = subscriber.pull(Duration::from_secs(5))?;
+    /// node.close();
+    /// assert_eq!(subscriber.try_pull().unwrap_err().kind(), ErrorKind::Closed);
+    /// assert_eq!(publisher.try_push(b"late").unwrap_err().kind(), ErrorKind::Closed);
+    /// assert_eq!(sample.to_vec()?, b"read");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn close(&self) {
+        if self.context.fork_generation.is_current() {
+            self.membership.shared.close_topics();
+        }
     }
 
     /// The node's identity in hexadecimal digits; all members and services of the node share it.
@@ -393,6 +426,29 @@ impl Topic {
     #[must_use]
     pub fn name(&self) -> &str {
         self.context.topic.name()
+    }
+
+    /// Closes the topic as it was opened here: publishers and subscribers made from it and its clones
+    /// end at once, and fail with [`Closed`](ErrorKind::Closed) from now on, as do waits of other
+    /// threads. Unread messages are given up; samples stay valid until they are dropped. A topic that
+    /// was opened another time, also by this process, stays open.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use pubsub::{ErrorKind, Node, NodeOptions, TopicSettings};
+    /// # let directory = testkit::temp_dir::TempDir::new("fabricast-doc-close-topic");
+    /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
+    /// let topic = node.topic("lines", &TopicSettings::default())?;
+    /// let other = node.open("lines")?;
+    /// let (mut subscriber, mut other_subscriber) = (topic.subscriber()?, other.subscriber()?);
+    /// topic.close();
+    /// let error = subscriber.pull(Duration::from_secs(60)).unwrap_err();
+    /// assert_eq!((error.kind(), error.detail()), (ErrorKind::Closed, "the topic was closed"));
+    /// assert!(other_subscriber.try_pull()?.is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn close(&self) {
+        self.context.close();
     }
 
     /// The topic's settings. A device that this process does not see is named by its

@@ -5,6 +5,7 @@ use std::time::Instant;
 use super::stream_writes::STREAM_CHECK_INTERVAL;
 use super::{LOAN_MEMORY, PublisherState};
 use crate::error::{Error, ErrorKind, Result};
+use crate::error_mapping::On;
 use crate::loan_limit::{Borrower, LoanPermit, NoPermit};
 use crate::pool::STREAM_POLL_BACKOFF;
 use crate::text::counted;
@@ -46,10 +47,11 @@ impl PublisherState {
             };
             let found = self.loans.wait(end, || {
                 let found = self.acquire_permit(borrower).transpose();
-                let interrupted = || interruption.check(LOAN_MEMORY).err();
-                found.or_else(|| Some(Err(interrupted()?.on(self.context.topic.name()))))
+                let check = || interruption.check(LOAN_MEMORY).on(self.context.topic.name());
+                let ended = || self.check_open(LOAN_MEMORY).and_then(|()| check()).err();
+                found.or_else(|| ended().map(Err))
             });
-            node.check(LOAN_MEMORY)?;
+            self.check_open(LOAN_MEMORY)?;
             if let Some(permit) = found {
                 return permit;
             }

@@ -1,11 +1,12 @@
 //! Publishers.
 
+mod close_publisher;
 mod loan;
 mod loan_permits;
 mod stream_writes;
 mod wait_span;
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use gpu::Slice;
@@ -16,6 +17,7 @@ pub use self::loan::{Attempt, Sent};
 use self::wait_span::WaitSpan;
 use crate::clock;
 use crate::context::TopicContext;
+use crate::endpoint_list::{ClosedMark, Endpoint};
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
 use crate::ids::PublisherId;
@@ -113,6 +115,7 @@ struct PublisherState {
     sequencer: Mutex<Sequencer>,
     span: WaitSpan,
     loans: Arc<LoanLimit>,
+    closed: ClosedMark,
 }
 
 /// Serialises the publishes of one publisher.
@@ -136,6 +139,7 @@ impl PublisherState {
         if self.slot().is_of(self.context.node.me, self.id) {
             return Ok(());
         }
+        self.closed.check(operation).on(self.context.topic.name())?;
         let detail = "this process was removed from the node, or left it";
         Err(Error::new(operation, ErrorKind::Closed, detail).on(self.context.topic.name()))
     }
@@ -176,14 +180,16 @@ impl PublisherState {
         let mut spin = lock(&self.sequencer).spin;
         let mut tried = Instant::now();
         let look = || {
+            if let Err(error) = self.check_open(LOAN_MEMORY) {
+                return Some(Err(error));
+            }
             // The lock is not taken while nothing changes, but growth is requested again.
             let (changes, now) = (control.changes(), Instant::now());
             if changes == seen && now.saturating_duration_since(tried) < Duration::from_secs(1) {
                 return None;
             }
             (seen, tried) = (changes, now);
-            let checked = self.context.node.check(LOAN_MEMORY);
-            checked.and_then(|()| self.borrow_now(length)).transpose()
+            self.borrow_now(length).transpose()
         };
         let found =
             self.wait(LOAN_MEMORY, deadline, look, |end, look| control.wait(&mut spin, end, look));
@@ -262,9 +268,12 @@ impl PublisherState {
         let (None, Some(deadline)) = (sent, deadline) else { return Ok(sent) };
         let queue = self.context.topic.local();
         let mut spin = lock(&self.sequencer).spin;
-        let look = || match self.context.node.check("publish to topic") {
+        let look = || match self.check_open("publish to topic") {
             Err(error) => Some(Err(error)),
-            Ok(()) if queue.has_room() => self.attempt(filled, true).transpose(),
+            // Without subscribers none is needed: samples may outlive them.
+            Ok(()) if queue.has_room() || queue.subscribers() == 0 => {
+                self.attempt(filled, true).transpose()
+            }
             Ok(()) => None,
         };
         let sent = self.wait("publish to topic", deadline, look, |end, look| {
@@ -310,7 +319,7 @@ impl Drop for PublisherState {
             return;
         }
         self.context.local.poll_streams(&node.caller());
-        if self.slot().is_of(node.me, self.id) {
+        if self.slot().is_held_by(node.me, self.id) {
             self.slot().give_back();
             self.context.participants_changed();
         }
@@ -320,7 +329,7 @@ impl Drop for PublisherState {
 impl Publisher {
     pub(crate) fn new(context: TopicContext) -> Result<Self> {
         let operation = "create publisher of topic";
-        context.node.check(operation)?;
+        context.check(operation)?;
         context.local.find_access().on(context.topic.name())?;
         context.local.check_writable(operation).on(context.topic.name())?;
         let id = context.topic.claim(context.node.me)?;
@@ -343,9 +352,18 @@ impl Publisher {
         let evicted_before = context.topic.evictions();
         let loans = Arc::new(LoanLimit::new(context.topic.settings().loans));
         context.participants_changed();
-        let (sequencer, span) = (Mutex::new(sequencer), WaitSpan::default());
-        let state = PublisherState { context, id, evicted_before, sequencer, span, loans };
-        Ok(Self { state: Arc::new(state) })
+        let state = Arc::new(PublisherState {
+            context,
+            id,
+            evicted_before,
+            sequencer: Mutex::new(sequencer),
+            span: WaitSpan::default(),
+            loans,
+            closed: ClosedMark::default(),
+        });
+        let endpoint: Weak<dyn Endpoint> = Arc::<PublisherState>::downgrade(&state);
+        state.context.add_endpoint(operation, endpoint)?;
+        Ok(Self { state })
     }
 
     /// Identifies it among all publishers that the topic ever had on this node.
@@ -356,7 +374,7 @@ impl Publisher {
 
     /// Fails once it cannot publish any more.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
-        self.state.context.node.check(operation)?;
+        self.state.check_open(operation)?;
         self.state.check(operation)
     }
 
@@ -429,7 +447,7 @@ impl Publisher {
     fn borrow_until(&self, length: u64, borrower: Borrower, deadline: Instant) -> Result<Loan> {
         let operation = LOAN_MEMORY;
         self.check_length(length)?;
-        self.state.context.node.check(operation)?;
+        self.state.check_open(operation)?;
         let interruption = self.state.context.node.interruption();
         let permit = match self.state.acquire_permit(borrower)? {
             Some(permit) => permit,
@@ -453,6 +471,7 @@ impl Publisher {
                         return Err(self.state.timeout_error(operation, &error.to_string()));
                     }
                     interruption.check(operation).on(self.topic())?;
+                    self.state.check_open(operation)?;
                     ipc::sleep_interruptible(Duration::from_millis(1));
                 }
                 Ok(loan) => {
@@ -594,7 +613,7 @@ impl Publisher {
         let look = || match queue.find_unreleased(from, is_own) {
             Some(position) => {
                 from = position;
-                state.context.node.check(operation).err().map(Err)
+                state.check_open(operation).err().map(Err)
             }
             None => Some(Ok(())),
         };

@@ -275,7 +275,8 @@ impl PublisherState {
         };
         let has_found = matches!(found, Some(Ok(_)));
         self.span.end(has_found);
-        self.slot().backpressure().end(has_found);
+        // A closed publisher waits for nothing any more.
+        self.slot().backpressure().end(has_found || self.closed.is_set());
         found
     }
 }

@@ -1,17 +1,19 @@
 //! Subscribers.
 
+mod close_subscriber;
 mod loss_tracker;
 mod poll_descriptor;
 mod sample;
 mod stream_reads;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use gpu::{Slice, Stream};
 use ipc::{Block, BlockRange, Caller, QueueError, SubscriptionId, WaitStrategy};
 
 use crate::context::TopicContext;
+use crate::endpoint_list::Endpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::{During, On};
 use crate::event::Event;
@@ -20,6 +22,8 @@ use crate::pool::{Direction, Pool, STREAM_POLL_BACKOFF};
 use crate::text;
 use crate::topic::{Entry, LostPublisher, MAX_REMEMBERED_LOSSES, RemoteLastSequence};
 
+pub use self::close_subscriber::Closer;
+use self::close_subscriber::EndOfTakes;
 pub(crate) use self::loss_tracker::{LossTracker, RemoteAccounts, RemoteStart};
 use self::poll_descriptor::{PendingEvents, PollDescriptor};
 use self::stream_reads::DeferredReleases;
@@ -82,6 +86,7 @@ struct Subscription {
     /// Of the local and of the inbound queue.
     subscription_ids: [SubscriptionId; 2],
     deferred_releases: Arc<DeferredReleases>,
+    end_of_takes: EndOfTakes,
 }
 
 impl Subscription {
@@ -190,7 +195,7 @@ impl TopicContext {
 impl Subscriber {
     pub(crate) fn new(context: TopicContext) -> Result<Self> {
         let operation = "subscribe to topic";
-        context.node.check(operation)?;
+        context.check(operation)?;
         let topic = &context.topic;
         let losses = Direction::BOTH.map(|direction| topic.publishers_lost(direction));
         let refused = |cause: QueueError| cause.during(operation).on(topic.name());
@@ -218,10 +223,15 @@ impl Subscriber {
         let spin = context.node.waiting;
         let max_samples = topic.settings().max_held as usize;
         let deferred_releases = Arc::new(DeferredReleases::new(&context, subscription_ids));
+        let end_of_takes = EndOfTakes::default();
+        let shared = Subscription { context, subscription_ids, deferred_releases, end_of_takes };
+        let shared = Arc::new(shared);
+        let endpoint: Weak<dyn Endpoint> = Arc::<Subscription>::downgrade(&shared);
+        shared.context.add_endpoint(operation, endpoint)?;
         Ok(Self {
             local,
             inbound,
-            shared: Arc::new(Subscription { context, subscription_ids, deferred_releases }),
+            shared,
             next: Direction::Local,
             spin,
             lookahead: [None; 2],
@@ -349,6 +359,9 @@ impl Subscriber {
     #[inline]
     fn take_next(&mut self, stream: Option<&Stream>) -> Result<Option<Sample>> {
         self.shared.context.node.check_not_forked("pull from topic")?;
+        if self.shared.is_closed() {
+            return Err(self.give_up_lookahead());
+        }
         for _ in 0..2 {
             let direction = self.next;
             self.next = direction.of(Direction::Inbound, Direction::Local);
@@ -424,8 +437,10 @@ impl Subscriber {
 
     #[cold]
     fn check_subscription(&self) -> Result<()> {
+        let operation = "pull from topic";
+        self.shared.check_open(operation)?;
         if self.shared.is_active() {
-            return self.shared.context.node.service.check();
+            return self.shared.context.node.check(operation).on(self.topic());
         }
         let detail = match self.evicted() {
             Some(held_for) => {
@@ -438,7 +453,7 @@ impl Subscriber {
             }
             None => "its process was removed from the node, or left it".to_owned(),
         };
-        Err(Error::new("pull from topic", ErrorKind::Evicted, detail).on(self.topic()))
+        Err(Error::new(operation, ErrorKind::Evicted, detail).on(self.topic()))
     }
 
     fn evicted(&self) -> Option<Duration> {
@@ -479,6 +494,10 @@ impl Subscriber {
             Direction::Local => topic.local().take(&mut self.local),
             Direction::Inbound => topic.inbound().take(&mut self.inbound),
         }?;
+        if !self.shared.end_of_takes.admits() {
+            self.shared.release(direction, taken.position);
+            return None;
+        }
         let entry = Entry::from_words(taken.entry);
         let is_behind_others = match direction {
             Direction::Local => self.loss_tracker.on_local(entry.publisher, entry.sequence),

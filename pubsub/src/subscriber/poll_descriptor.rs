@@ -99,7 +99,8 @@ impl Subscription {
             context.topic.queue(direction).has_more(subscription_id)
                 || !self.is_subscription_active(direction)
         };
-        Direction::BOTH.into_iter().any(has_more) || context.node.service.check().is_err()
+        let is_closed = || self.is_closed() || context.node.service.check("poll topic").is_err();
+        Direction::BOTH.into_iter().any(has_more) || is_closed()
     }
 }
 
@@ -150,8 +151,8 @@ impl Subscriber {
     /// subscriber.
     ///
     /// - *It becomes readable* for a message of any node; for an
-    ///   [eviction](crate::ErrorKind::Evicted), or when the node is
-    ///   [closed](crate::ErrorKind::Closed); and once for unread [events](crate::Event).
+    ///   [eviction](crate::ErrorKind::Evicted), or when it, its topic or its
+    ///   node is [closed](crate::ErrorKind::Closed); and once for unread [events](crate::Event).
     /// - *It stays readable* until [`try_pull`](Self::try_pull), or a [`pull`](Self::pull) that
     ///   waits, finds no message: a reader that pulls one message each time is woken for the next
     ///   one. After an error it stays readable for good, like an ended connection.

@@ -1,6 +1,7 @@
 //! Publishers and subscribers in one or several processes, with a fake node service.
 
 mod allocations;
+mod closed_objects;
 mod deaths;
 mod delivery;
 mod devices;
@@ -23,6 +24,7 @@ use ipc::{
 };
 
 use crate::context::{NodeContext, Retry, ServiceClient, TopicContext};
+use crate::endpoint_list::Endpoints;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::NodeId;
 use crate::node_segment::{NodeSegment, PublishDoorbell};
@@ -52,6 +54,7 @@ struct FakeService {
     is_closed: AtomicBool,
     publish_doorbell: Arc<PublishDoorbell>,
     attempts: Attempts,
+    open_topics: Endpoints,
 }
 
 #[derive(Default)]
@@ -99,11 +102,15 @@ impl ServiceClient for FakeService {
         self.attempts.0.lock().unwrap().push(attempt);
     }
 
-    fn check(&self) -> Result<()> {
+    fn check(&self, operation: &'static str) -> Result<()> {
         if self.is_closed.load(Acquire) {
-            return Err(Error::new("use node", ErrorKind::Closed, "the node is closed"));
+            return Err(Error::new(operation, ErrorKind::Closed, "the node is closed"));
         }
         Ok(())
+    }
+
+    fn open_topics(&self) -> &Endpoints {
+        &self.open_topics
     }
 }
 
@@ -160,6 +167,7 @@ impl TestNode {
             publisher_blocked: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
             attempts: Attempts::default(),
+            open_topics: Endpoints::default(),
             publish_doorbell: Arc::clone(
                 NodeSegment::create(NodeId([1; 16])).unwrap().publish_doorbell(),
             ),
@@ -183,7 +191,7 @@ impl TestNode {
             watch: DoorbellWatcher::new(),
         };
         let (local, inbound) = (Arc::clone(&self.local), Arc::clone(&self.inbound));
-        TopicContext::new(&Arc::new(node), Arc::clone(&self.topic), local, inbound)
+        TopicContext::new(&Arc::new(node), Arc::clone(&self.topic), local, inbound).unwrap()
     }
 
     fn context(&self) -> TopicContext {

@@ -99,6 +99,11 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
         self.word(OWNER) as u32 == me.number() && self.word(NUMBER) == id >> 8
     }
 
+    /// Returns true if this publisher holds the slot, even after it has [left](Self::leave).
+    pub(crate) fn is_held_by(&self, me: Participant, id: u64) -> bool {
+        self.word(OWNER) as u32 == me.number() && self.word(NUMBER) & !HAS_LEFT == id >> 8
+    }
+
     pub(crate) fn has_reservation(&self) -> bool {
         self.words.load(self.at(OWNER), Acquire) & RESERVED != 0
     }
@@ -157,8 +162,10 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
     pub(super) fn settled(&self) -> Option<(u64, u64)> {
         let (publisher, last) = self.last()?;
         let word = |which| self.words.load(self.at(which), Acquire);
-        // A publisher that died during a publish has delivered the message, or never will.
-        let is_idle = word(OWNER) == 0 || word(SEQUENCE) == last;
+        // A publisher that died during a publish has delivered the message, or never will. One that
+        // has left publishes nothing more.
+        let has_ended = word(OWNER) == 0 || word(NUMBER) & HAS_LEFT != 0;
+        let is_idle = has_ended || word(SEQUENCE) == last;
         (is_idle && word(NUMBER) & !HAS_LEFT == publisher >> 8).then_some((publisher, last))
     }
 
@@ -193,15 +200,21 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
         })
     }
 
-    /// Frees the slot. Its intent is settled, and its reservation ends. The counters stay until the
-    /// next publisher.
-    pub(crate) fn give_back(&self) {
+    /// Marks the publisher as gone: it publishes nothing more. The slot and its reservation stay
+    /// its own as long as it has loans.
+    pub(crate) fn leave(&self) {
         self.backpressure().clear();
-        // First: a process that dies right after it has claimed the slot is another publisher.
         let number = self.word(NUMBER);
         if number != 0 {
             self.words.store(self.at(NUMBER), number | HAS_LEFT, Release);
         }
+    }
+
+    /// Frees the slot. Its intent is settled, and its reservation ends. The counters stay until the
+    /// next publisher.
+    pub(crate) fn give_back(&self) {
+        // First: a process that dies right after it has claimed the slot is another publisher.
+        self.leave();
         self.words.store(self.at(OWNER), 0, Release);
     }
 }

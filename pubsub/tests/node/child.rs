@@ -161,6 +161,7 @@ fn enter(args: &[&str]) {
             wait_for_end_of_input();
             drop(samples);
         }
+        ["closes-its-node", topic] => crate::closing::close_node(&join(mode), topic),
         ["has-few-descriptors", soft] => {
             nix::sys::resource::setrlimit(Resource::RLIMIT_NOFILE, number(soft), 4096).unwrap();
             run_with_limit(&NodeOptions { service: mode, ..options(directory) }, "ulimit -n 4096");

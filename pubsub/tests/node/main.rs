@@ -4,6 +4,7 @@
 #![allow(missing_docs, unreachable_pub)]
 
 mod child;
+mod closing;
 mod dedicated_service;
 mod descriptors;
 mod hidden_devices;
