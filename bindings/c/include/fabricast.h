@@ -19,10 +19,12 @@
  * Functions never end the process.
  *
  * Handles are not addresses: never dereference one. Each kind has a function to close it, in
- * any order; closing NULL does nothing. Objects that were created from a node, topic, publisher
- * or subscriber stay usable after it is closed, until they are closed themselves. Closing the
- * last handle of a node leaves the node, which can take seconds. Closing an agent ends its regions
- * and routes, whose handles are closed separately.
+ * any order; closing NULL does nothing. Closing a node, topic, publisher or subscriber ends at once
+ * what was opened from it: calls with these objects fail with FABRICAST_E_CLOSED from then on, also
+ * those that wait in other threads. Their handles are closed separately. Samples stay readable
+ * until they are released. Closing the last handle of a node, and of what was opened from it,
+ * leaves the node, which can take seconds. Closing an agent ends its regions and routes, whose
+ * handles are closed separately.
  *
  * Functions may be called by any thread. A loan, subscriber or agent is used by one thread at a
  * time; other threads wait, no longer than their timeout. After a fork the child needs its own
@@ -211,6 +213,9 @@ fabricast_status fabricast_node_options_init(fabricast_node_options *options, si
  */
 fabricast_status fabricast_node_join(const fabricast_node_options *options,
                                      fabricast_node **node);
+
+/* Closes the node, and ends all topics, publishers and subscribers opened from it: unread messages
+ * are given up, so that publishers of other processes do not wait for them. */
 fabricast_status fabricast_node_leave(fabricast_node *node);
 
 /* Identity, equal for all members, and directory of the node; valid until the handle is closed. */
@@ -264,6 +269,8 @@ fabricast_status fabricast_topic_settings_init(fabricast_topic_settings *setting
 fabricast_status fabricast_topic_open(fabricast_node *node, const char *name,
                                       const fabricast_topic_settings *settings,
                                       fabricast_topic **topic);
+
+/* Closes the topic, and ends all publishers and subscribers opened from this handle. */
 fabricast_status fabricast_topic_close(fabricast_topic *topic);
 
 /* The topic's name and settings; texts are valid until the handle is closed. */
@@ -278,6 +285,9 @@ typedef struct fabricast_publisher fabricast_publisher;
 
 fabricast_status fabricast_publisher_open(fabricast_topic *topic,
                                           fabricast_publisher **publisher);
+
+/* Calls that wait in other threads fail with FABRICAST_E_CLOSED, and its loans cannot be published
+ * any more. */
 fabricast_status fabricast_publisher_close(fabricast_publisher *publisher);
 
 /* Identity of the publisher, which its messages contain. */
@@ -389,7 +399,7 @@ typedef struct fabricast_sample fabricast_sample;
 fabricast_status fabricast_subscriber_open(fabricast_topic *topic,
                                            fabricast_subscriber **subscriber);
 
-/* A pull that waits in another thread fails with FABRICAST_E_CLOSED. */
+/* A pull that waits in another thread fails with FABRICAST_E_CLOSED, at once. */
 fabricast_status fabricast_subscriber_close(fabricast_subscriber *subscriber);
 
 /* The next message. Release it soon: a topic has space for depth messages. */
@@ -419,8 +429,8 @@ fabricast_status fabricast_subscriber_event(fabricast_subscriber *subscriber,
 
 /*
  * A descriptor for poll, select and epoll, which is readable while there may be messages: after a
- * message of any node; after the subscriber was evicted or its node closed, permanently; and once
- * for events that were not read. It stays readable until a pull finds no message
+ * message of any node; after the subscriber was evicted, or its topic or node closed, permanently;
+ * and once for events that were not read. It stays readable until a pull finds no message
  * (FABRICAST_E_WOULD_BLOCK, or after waiting FABRICAST_E_DEADLINE_EXCEEDED): pull without waiting
  * until then, and read the events, before waiting again, also with EPOLLET. It can be readable
  * without a message.

@@ -21,7 +21,7 @@ pub(crate) struct OpenNode {
     directory: CString,
 }
 
-kind!(OpenNode, 0, "node");
+kind!(OpenNode, 0, "node", |open: &Self| open.node.close());
 export_close!(OpenNode, fabricast_node_leave, c"leave node");
 
 impl OpenNode {

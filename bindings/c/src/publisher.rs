@@ -28,7 +28,7 @@ pub(crate) struct OpenPublisher {
     source: Mutex<Option<Device>>,
 }
 
-kind!(OpenPublisher, 2, "publisher");
+kind!(OpenPublisher, 2, "publisher", |open: &Self| open.publisher.close());
 export_close!(OpenPublisher, fabricast_publisher_close, c"close publisher");
 
 const NO_SPACE: Failure = Failure::fixed(

@@ -10,7 +10,6 @@ use std::time::Instant;
 
 use pubsub::{ErrorKind, Node, NodeOptions, Topic};
 
-use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Operation, Result};
 use crate::ffi::{CallerRange, Text, export};
 use crate::handle::{Handle, kind};
@@ -29,7 +28,7 @@ pub(crate) struct SimplePublisher {
     _node: Arc<Node>,
 }
 
-kind!(SimplePublisher, 6, "publisher of rgaps.h");
+kind!(SimplePublisher, 6, "publisher of rgaps.h", |simple: &Self| simple.publisher.end());
 
 /// Result of `subscriber_init`.
 #[derive(Debug)]
@@ -136,7 +135,7 @@ export! {
 
     fn subscriber_init(topic_name: Text<'_>) -> *mut SimpleSubscriber, c"subscriber_init" {
         let (node, topic) = topic(OPERATION, topic_name.required(OPERATION, "topic_name")?)?;
-        let subscriber = Exclusive::new(topic.subscriber()?);
+        let subscriber = OpenSubscriber::new(topic.subscriber()?);
         let held = Mutex::new(None);
         registry::open(OPERATION, SimpleSubscriber { held, subscriber, _node: node })
     }

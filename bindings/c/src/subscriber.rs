@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 use gpu::Stream;
-use pubsub::{ErrorKind, Metadata, NodeId, Sample, Subscriber};
+use pubsub::{Closer, ErrorKind, Metadata, NodeId, Sample, Subscriber};
 
 use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Operation, Result, c_text};
@@ -16,15 +16,27 @@ use crate::handle::{Handle, kind};
 use crate::layout::{RawEvent, RawSampleInfo};
 use crate::registry::{self, export_close};
 use crate::status::Status;
-use crate::timeout::{CLOSE_CHECK_INTERVAL, Timeout};
+use crate::timeout::Timeout;
 use crate::topic::OpenTopic;
 
-pub(crate) type OpenSubscriber = Exclusive<Subscriber>;
+/// A subscriber that one thread uses at a time, and any thread closes.
+#[derive(Debug)]
+pub(crate) struct OpenSubscriber {
+    subscriber: Exclusive<Subscriber>,
+    closer: Closer,
+}
 
-kind!(OpenSubscriber, 4, "subscriber", Exclusive::end);
+kind!(OpenSubscriber, 4, "subscriber", |open: &Self| {
+    open.subscriber.end();
+    open.closer.close();
+});
 export_close!(OpenSubscriber, fabricast_subscriber_close, c"close subscriber");
 
 impl OpenSubscriber {
+    pub(crate) fn new(subscriber: Subscriber) -> Self {
+        Self { closer: subscriber.closer(), subscriber: Exclusive::new(subscriber) }
+    }
+
     /// Pulls the next message. With a stream, the stream waits for a message that is not written
     /// yet.
     pub(crate) fn pull(
@@ -34,7 +46,7 @@ impl OpenSubscriber {
         stream: Option<&Stream>,
     ) -> Result<Sample> {
         let end = timeout.end();
-        self.with(operation, timeout, |subscriber| {
+        self.subscriber.with(operation, timeout, |subscriber| {
             if timeout == Timeout::Now {
                 let pulled = match stream {
                     Some(stream) => subscriber.try_pull_on(stream),
@@ -42,27 +54,19 @@ impl OpenSubscriber {
                 };
                 return pulled?.ok_or(NO_MESSAGE);
             }
-            loop {
-                let remaining = end.saturating_duration_since(Instant::now());
-                let (is_last, slice) =
-                    (remaining <= CLOSE_CHECK_INTERVAL, remaining.min(CLOSE_CHECK_INTERVAL));
-                let pulled = match stream {
-                    Some(stream) => subscriber.pull_on(stream, slice),
-                    None => subscriber.pull(slice),
-                };
-                match pulled {
-                    Ok(sample) => return Ok(sample),
-                    Err(error) if error.kind() != ErrorKind::DeadlineExceeded => {
-                        return Err(error.into());
-                    }
-                    Err(_) if !is_last => self.check(operation)?,
-                    Err(error) => {
-                        // Of the whole wait, not of its last piece.
-                        let detail = format!("no message within {:?}", timeout.as_duration());
-                        return Err(error.with_detail(detail).into());
-                    }
+            let remaining = end.saturating_duration_since(Instant::now());
+            let pulled = match stream {
+                Some(stream) => subscriber.pull_on(stream, remaining),
+                None => subscriber.pull(remaining),
+            };
+            pulled.map_err(|error| match error.kind() {
+                ErrorKind::DeadlineExceeded => {
+                    // Of the whole call, which may have waited for another thread first.
+                    let detail = format!("no message within {:?}", timeout.as_duration());
+                    error.with_detail(detail).into()
                 }
-            }
+                _ => error.into(),
+            })
         })
     }
 }
@@ -130,7 +134,7 @@ export! {
         subscriber: Out<'_, *mut OpenSubscriber>,
     ) -> i32, c"open subscriber" {
         let topic = topic.find(OPERATION)?;
-        subscriber.put(registry::open(OPERATION, Exclusive::new(topic.topic.subscriber()?))?)
+        subscriber.put(registry::open(OPERATION, OpenSubscriber::new(topic.topic.subscriber()?))?)
     }
 
     fn fabricast_subscriber_pull(
@@ -146,7 +150,7 @@ export! {
         subscriber: Handle<OpenSubscriber>,
         event: OutStruct<'_, RawEvent>[size],
     ) -> i32, c"get event of subscriber" {
-        subscriber.find(OPERATION)?.with(OPERATION, Timeout::Now, |subscriber| {
+        subscriber.find(OPERATION)?.subscriber.with(OPERATION, Timeout::Now, |subscriber| {
             event.put(RawEvent::of(subscriber.poll_event()))
         })
     }
@@ -156,7 +160,7 @@ export! {
         subscriber: Handle<OpenSubscriber>,
         descriptor: Out<'_, i32>,
     ) -> i32, c"get descriptor of subscriber" {
-        subscriber.find(OPERATION)?.with(OPERATION, Timeout::Now, |subscriber| {
+        subscriber.find(OPERATION)?.subscriber.with(OPERATION, Timeout::Now, |subscriber| {
             descriptor.put(subscriber.descriptor()?.as_raw_fd())
         })
     }

@@ -19,7 +19,7 @@ pub(crate) struct OpenTopic {
     type_name: Option<CString>,
 }
 
-kind!(OpenTopic, 1, "topic");
+kind!(OpenTopic, 1, "topic", |open: &Self| open.topic.close());
 export_close!(OpenTopic, fabricast_topic_close, c"close topic");
 
 impl OpenTopic {

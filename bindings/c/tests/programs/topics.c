@@ -80,9 +80,6 @@ static void publish(int in, int out)
 
     DONE(fabricast_publisher_open(opened, &publisher));
     DONE(fabricast_publisher_identity(publisher, &identity));
-    /* The publisher works after its parents are closed. */
-    DONE(fabricast_topic_close(opened));
-    DONE(fabricast_node_leave(node));
     signal_peer(out);
     await_signal(in);
     DONE(fabricast_publisher_subscribers(publisher, &count));
@@ -101,6 +98,8 @@ static void publish(int in, int out)
     CHECK(counters.messages == MESSAGES + DEPTH + 2 && counters.dropped == 0);
     EXPECT(FABRICAST_E_TOO_LONG, fabricast_publisher_push(publisher, node, LARGEST + 1, LONG));
     DONE(fabricast_publisher_close(publisher));
+    DONE(fabricast_topic_close(opened));
+    DONE(fabricast_node_leave(node));
 }
 
 static void read_loans(fabricast_subscriber *subscriber, uint64_t identity)
