@@ -224,10 +224,12 @@ impl PyNode {
             .map_err(|error| Failure::new("Failed", "report on node", error))
     }
 
-    /// Leaves the node, when its publishers, subscribers and samples are gone, too.
+    /// Closes the node: its topics, publishers and subscribers end at once, also calls that wait in
+    /// other threads, and raise `Closed` from now on. Samples stay readable. The process leaves the
+    /// node when its objects are gone.
     fn close(&self, py: Python<'_>) {
         let node = self.node.close();
-        py.detach(move || drop(node));
+        py.detach(move || node.inspect(Node::close).map(drop));
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

@@ -321,10 +321,11 @@ impl PyPublisher {
         Ok(self.publisher.get("get topic of publisher")?.topic().to_owned())
     }
 
-    /// Closes it, when its loans are gone, too.
+    /// Closes it at once: calls that wait in other threads raise `Closed`, and its loans cannot be
+    /// published any more.
     fn close(&self, py: Python<'_>) {
         let publisher = self.publisher.close();
-        py.detach(move || drop(publisher));
+        py.detach(move || publisher.inspect(|publisher| publisher.close()).map(drop));
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

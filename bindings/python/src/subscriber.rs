@@ -4,7 +4,7 @@
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use pubsub::{Event, Sample, Subscriber};
+use pubsub::{Closer, Event, Sample, Subscriber};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
@@ -26,6 +26,7 @@ const RELEASED: &str = "the sample was released";
 #[derive(Debug)]
 pub(crate) struct PySubscriber {
     subscriber: Exclusive<Subscriber>,
+    closer: Closer,
     topic: String,
     /// Type and shape of all messages.
     array_type: Option<(DataType, Layout)>,
@@ -34,7 +35,8 @@ pub(crate) struct PySubscriber {
 impl PySubscriber {
     pub(crate) fn new(subscriber: Subscriber, array_type: Option<(DataType, Layout)>) -> Self {
         let topic = subscriber.topic().to_owned();
-        Self { subscriber: Exclusive::new("subscriber", subscriber), topic, array_type }
+        let closer = subscriber.closer();
+        Self { subscriber: Exclusive::new("subscriber", subscriber), closer, topic, array_type }
     }
 
     fn with<T: Send>(
@@ -137,20 +139,23 @@ impl PySubscriber {
         slf
     }
 
-    /// Waits for the next message; the iteration ends when the subscriber is closed.
+    /// Waits for the next message; the iteration ends when the subscriber, its topic or its node is
+    /// closed.
     fn __next__(&self, py: Python<'_>) -> Result<Option<PySample>> {
-        if self.with(py, PULL, |_| Ok(())).is_err_and(|error| error.is_of("Closed")) {
-            return Ok(None);
+        match self.pull(py, None) {
+            Err(error) if error.is_of("Closed") && self.closer.is_closed() => Ok(None),
+            pulled => pulled.map(Some),
         }
-        self.pull(py, None).map(Some)
     }
 
     fn __aiter__<'py>(slf: Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         slf.py().import("fabricast._asyncio")?.getattr("Samples")?.call1((slf,))
     }
 
-    /// Closes it. Samples that were pulled stay.
+    /// Closes it at once: calls that wait in other threads raise `Closed`. Samples that were pulled
+    /// stay.
     fn close(&self, py: Python<'_>) {
+        py.detach(|| self.closer.close());
         let subscriber = self.subscriber.take(py);
         py.detach(move || drop(subscriber));
     }

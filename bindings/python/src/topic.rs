@@ -2,6 +2,7 @@
 
 use pubsub::{Topic, TopicSettings};
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 use crate::data_type::DataType;
 use crate::failure::Result;
@@ -66,6 +67,22 @@ impl PyTopic {
     #[getter]
     fn type_name(&self) -> Option<String> {
         self.settings.type_name.map(|name| name.to_string())
+    }
+
+    /// Closes the topic: publishers and subscribers made from it end at once, also calls that wait
+    /// in other threads, and raise `Closed` from now on. Samples stay readable. The topic as it was
+    /// opened another time stays open.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.topic.close());
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.close(py);
     }
 
     /// Creates a publisher.

@@ -309,6 +309,74 @@ def test_a_subscriber_is_closed_while_another_thread_waits(node, name):
     assert failures and time.monotonic() - begin < 1
 
 
+def failures_of(*calls):
+    """The errors of calls, each in a thread, that something ends after 0.2 s."""
+    failures = [None] * len(calls)
+
+    def run(number, call):
+        try:
+            call()
+        except fabricast.errors.Error as error:
+            failures[number] = error
+
+    threads = [threading.Thread(target=run, args=each) for each in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
+    begin = time.monotonic()
+    yield
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert time.monotonic() - begin < 1
+    yield failures
+
+
+@pytest.mark.parametrize("closed", ["node", "topic", "objects"])
+def test_close_ends_what_hangs_on_it_and_waits_of_other_threads(tmp_path, closed):
+    node = fabricast.Node(tmp_path)
+    topic = node.topic("numbers", depth=1)
+    publisher, reader, idle = topic.publisher(), topic.subscriber(), topic.subscriber()
+    publisher.publish(b"held")
+    sample = reader.pull(timeout=DEADLINE)
+    waits = failures_of(
+        lambda: reader.pull(timeout=None),
+        lambda: publisher.publish(b"more", timeout=None),
+        lambda: publisher.wait_for_subscribers(9, timeout=None),
+    )
+    next(waits)
+    if closed == "objects":
+        reader.close()
+        publisher.close()
+    else:
+        {"node": node, "topic": topic}[closed].close()
+    for error in next(waits):
+        assert isinstance(error, errors.Closed), error
+        assert {"node": str(tmp_path), "topic": "the topic was closed", "objects": "was closed"}[closed] in str(error)
+    if closed != "objects":
+        # The message that it has not read is given up.
+        for call in (idle.try_pull, idle.pull, lambda: publisher.publish(b"late"), lambda: publisher.loan((1,)), topic.subscriber):
+            with pytest.raises(errors.Closed):
+                call()
+        assert list(idle) == []
+    assert sample.array.tobytes() == b"held" and sample.is_valid
+
+
+def test_closed_node_does_not_block_publishers_of_others(tmp_path):
+    with fabricast.Node(tmp_path) as node:
+        publisher = node.topic("numbers", depth=2, release_deadline=600.0).publisher()
+        other = fabricast.Node(tmp_path)
+        subscriber = other.open("numbers").subscriber()
+        for _ in range(2):
+            publisher.publish(b"unread")
+        with pytest.raises(BlockingIOError):
+            publisher.publish(b"more", timeout=0)
+        other.close()
+        publisher.publish(b"more", timeout=DEADLINE)
+        assert publisher.subscribers == 0
+        with pytest.raises(errors.Closed, match="the node .* was closed"):
+            subscriber.pull()
+
+
 def programs_of(page):
     """The programs of a page, by their order."""
     import pathlib
