@@ -67,6 +67,9 @@ errors::define! {
         /// ([`NodeOptions::interruptible`](crate::NodeOptions::interruptible)). No message was
         /// taken or sent.
         Interrupted = "interrupted",
+        /// All publishers of the topic have left or died, all their messages were pulled, and the
+        /// subscriber [was asked to end then](crate::Subscriber::end_without_publishers).
+        NoPublishers = "no publishers",
     }
 
     /// An error: the operation, its object, and why it failed.

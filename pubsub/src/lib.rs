@@ -5,8 +5,8 @@
 //! Modules, each importing only those before it: `error`, `text`, `clock`, `log_limit`,
 //! `wake`, `interruption`, `error_mapping`, `ids`, `type_name`, `plain`, `settings`, `budgets`,
 //! `network_options`, `node_options`, `report`, `event`, `loan_limit`, `pool`, `topic`,
-//! `node_segment`, `endpoint_list`, `context`, `publisher`, `subscriber`, `peers`, `replication`,
-//! `service`, `node`,
+//! `node_segment`, `endpoint_list`, `context`, `topic_publisher`, `publisher`, `subscriber`, `peers`,
+//! `replication`, `service`, `node`,
 //! `configuration`, `typed`, `waits`.
 
 mod budgets;
@@ -49,6 +49,7 @@ mod subscriber;
 mod tests;
 mod text;
 mod topic;
+mod topic_publisher;
 mod type_name;
 mod typed;
 mod waits;
@@ -73,6 +74,7 @@ pub use settings::{
     MAX_METADATA, MAX_TOPIC_NAME, MemoryLocation, Reliability, Reserve, TopicSettings,
 };
 pub use subscriber::{Closer, Sample, Subscriber};
+pub use topic_publisher::TopicPublisher;
 pub use type_name::TypeName;
 pub use typed::{TypedPublisher, TypedSubscriber, TypedTopic};
 pub use waits::Samples;

@@ -135,6 +135,48 @@ impl Node {
     }
 }
 
+impl Subscriber {
+    /// Waits until the topic has this many publishers, as [`publishers`](Self::publishers) lists them:
+    /// another node counts as one. Returns their number.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pubsub::{Node, NodeOptions, TopicSettings};
+    /// # let directory = testkit::temp_dir::TempDir::new("fabricast-doc-wait-publishers");
+    /// # let node = Node::join(NodeOptions { directory: directory.join("node"), label: "camera".into(), ..NodeOptions::default() })?;
+    /// let topic = node.topic("frames", &TopicSettings::default())?;
+    /// let (subscriber, publisher) = (topic.subscriber()?, topic.publisher()?);
+    /// assert_eq!(subscriber.wait_for_publishers(1, Duration::from_secs(5))?, 1);
+    /// let found = subscriber.publishers();
+    /// assert_eq!(found[0].publisher, Some(publisher.id()));
+    /// assert_eq!(found[0].process, Some(std::process::id()));
+    /// assert_eq!((found[0].label.as_str(), found[0].is_alive), ("camera", true));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), with their number;
+    /// [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
+    pub fn wait_for_publishers(&self, count: usize, timeout: Duration) -> Result<usize> {
+        let operation = "wait for publishers of topic";
+        let interruption = self.interruption();
+        let found = poll_until(ipc::deadline(timeout), || {
+            self.check(operation)?;
+            let publishers = self.publishers().len();
+            if publishers >= count {
+                return Ok(Some(publishers));
+            }
+            interruption.check(operation).on(self.topic())?;
+            Ok(None)
+        })?;
+        found.ok_or_else(|| {
+            let found = counted(self.publishers().len() as u64, "publisher");
+            let detail = format!("{found} of {count} after {timeout:?}");
+            Error::new(operation, ErrorKind::DeadlineExceeded, detail).on(self.topic())
+        })
+    }
+}
+
 /// An iterator of samples: see [`Subscriber::samples`].
 #[derive(Debug)]
 pub struct Samples<'a> {
@@ -145,7 +187,9 @@ pub struct Samples<'a> {
 
 impl Subscriber {
     /// An iterator of received messages, with a timeout for each. The first error is the last item:
-    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if no message was received in time.
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if no message was received in time. It ends
+    /// without an error when the last publisher has gone, if the subscriber [was asked
+    /// to](Self::end_without_publishers).
     ///
     /// ```
     /// use std::time::Duration;
@@ -182,8 +226,13 @@ impl Iterator for Samples<'_> {
         }
         let pulled = self.subscriber.pull(self.timeout);
         self.is_over = pulled.is_err();
-        Some(pulled)
+        // The end that the subscriber was asked for is no failure.
+        Some(pulled).filter(|pulled| !is_end(pulled))
     }
+}
+
+fn is_end(pulled: &Result<Sample>) -> bool {
+    pulled.as_ref().is_err_and(|error| error.kind() == ErrorKind::NoPublishers)
 }
 
 impl std::iter::FusedIterator for Samples<'_> {}

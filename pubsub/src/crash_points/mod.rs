@@ -21,8 +21,8 @@ use self::scenarios::{Scenario, scenarios};
 use crate::pool::{Direction, PoolControl, PoolId, Readiness, Stage, SyncPoint};
 use crate::settings::{Reliability, SharedLocation, SharedSettings};
 use crate::topic::{
-    Delivery, Entry, LostPublisher, OriginId, PublisherStart, RemoteLastSequence, RemotePublisher,
-    TopicStart, TopicWords,
+    Delivery, Entry, LostPublisher, OriginId, PublisherStart, PublishingNode, RemoteLastSequence,
+    RemotePublisher, TopicStart, TopicWords,
 };
 
 static SOURCES: Sources = Sources::new(
@@ -37,6 +37,7 @@ static SOURCES: Sources = Sources::new(
         "pubsub/src/topic/remote_accounts.rs",
         "pubsub/src/topic/remote_last_sequences.rs",
         "pubsub/src/topic/given_up.rs",
+        "pubsub/src/topic/presence.rs",
         "pubsub/src/topic/intent.rs",
         "pubsub/src/topic/words.rs",
         "pubsub/src/topic/origins.rs",
@@ -94,6 +95,11 @@ fn later() -> RemotePublisher {
 
 fn account_start() -> TopicStart {
     TopicStart::new(2, vec![(LISTED, 9)])
+}
+
+/// Another node that publishes.
+fn publishing(node: usize, is_connected: bool) -> PublishingNode {
+    PublishingNode::new(NODES[node], is_connected, "another node")
 }
 
 fn role() -> Participant {
@@ -393,6 +399,29 @@ impl World {
         assert!(topic.remote_last_sequence_changes() > changes, "{what}");
     }
 
+    /// Publishers that a subscriber sees exist, and the next service goes on. Called before and after
+    /// the reclaim.
+    fn check_publishers(&self, what: &str, victim: Option<Participant>) {
+        let topic = self.topic();
+        for found in topic.named_publishers() {
+            assert_eq!(Some(found.participant()), victim, "{what}");
+            assert_eq!(found.process(), (7, "victim"), "{what}");
+        }
+        let known = [publishing(0, true), publishing(1, true), publishing(1, false)];
+        let found = topic.publishing_nodes();
+        assert!(found.iter().all(|node| known.contains(node)), "{what}: {found:?}");
+        let (before, changes) = (topic.presence(), topic.publisher_changes());
+        assert!(before.is_any() || found.is_empty(), "{what}");
+        topic.set_publishing_nodes(&[publishing(0, false)]);
+        assert_eq!(topic.publishing_nodes(), [publishing(0, false)], "{what}");
+        assert!(topic.presence().is_any() && topic.publisher_changes() > changes, "{what}");
+        let is_known = found.iter().any(|node| node.node() == NODES[0]);
+        assert!(is_known || topic.presence().has_arrivals_since(before), "{what}");
+        topic.set_publishing_nodes(&[]);
+        let has_victim = !topic.named_publishers().is_empty();
+        assert_eq!(topic.presence().is_any(), has_victim, "{what}");
+    }
+
     /// What a new subscriber expects was recorded, and the next service goes on.
     fn check_remote_accounts(&self, what: &str) {
         let topic = self.topic();
@@ -486,6 +515,9 @@ fn run(name: &str, scenario: Scenario, settings: SharedSettings, point: u64) -> 
         );
         assert_eq!(world.topic().recorded_blocking(Direction::Local, 8), None, "{what}");
     }
+    if name == "tell which publishers there are" {
+        world.check_publishers(&what, Some(world.victim));
+    }
     if name == "keep accounts of other nodes" {
         world.check_remote_accounts(&what);
     }
@@ -498,6 +530,9 @@ fn run(name: &str, scenario: Scenario, settings: SharedSettings, point: u64) -> 
         world.publish(world.survivor, id, 1);
     }
     world.reclaim(world.survivor, world.victim);
+    if name == "tell which publishers there are" {
+        world.check_publishers(&what, None);
+    }
     world.check_eviction(&what);
     if name.starts_with("publish in stream order") {
         world.check_no_pending_write(&what);

@@ -17,6 +17,8 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
                     world.publish(world.victim, id, sequence);
                 }
                 topic.publisher(id).give_back();
+                let refused = topic.claim(world.victim).unwrap();
+                topic.publisher(refused).abandon();
             })
         }),
         ("publish to a role that outlives the process", |world| {
@@ -208,6 +210,16 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
                     world.topic().record_remote_last_sequence(&published(last, last));
                 }
                 world.topic().record_remote_last_sequence(&published(1, 9));
+            })
+        }),
+        ("tell which publishers there are", |_| {
+            Box::new(|world| {
+                let topic = world.topic();
+                let id = topic.claim(world.victim).unwrap();
+                topic.name_publisher(id, 7, "victim");
+                assert!(topic.publisher(id).reserve(world.victim));
+                topic.set_publishing_nodes(&[publishing(0, true), publishing(1, true)]);
+                topic.set_publishing_nodes(&[publishing(1, false)]);
             })
         }),
         ("keep accounts of other nodes", |_| {

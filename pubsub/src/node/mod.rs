@@ -28,7 +28,7 @@ use crate::service::election::{self, MemberLock, PriorityLock};
 use crate::service::protocol::{MAX_LABEL, Request};
 use crate::settings::{MemoryLocation, SharedSettings, TopicSettings};
 use crate::wake::WakeFd;
-use crate::{Publisher, Subscriber};
+use crate::{Publisher, Subscriber, TopicPublisher};
 
 pub use self::query::report;
 
@@ -426,6 +426,24 @@ impl Topic {
     #[must_use]
     pub fn name(&self) -> &str {
         self.context.topic.name()
+    }
+
+    /// Lists the publishers of the topic: those of this node, each with its process, and the other
+    /// nodes that publish to it. The list is read from shared memory, and has no order.
+    ///
+    /// ```
+    /// # use pubsub::{Node, NodeOptions, TopicSettings};
+    /// # let directory = testkit::temp_dir::TempDir::new("fabricast-doc-publishers");
+    /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
+    /// let topic = node.topic("frames", &TopicSettings::default())?;
+    /// assert!(topic.publishers().is_empty());
+    /// let publisher = topic.publisher()?;
+    /// assert_eq!(topic.publishers()[0].publisher, Some(publisher.id()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn publishers(&self) -> Vec<TopicPublisher> {
+        TopicPublisher::all(&self.context)
     }
 
     /// Closes the topic as it was opened here: publishers and subscribers made from it and its clones

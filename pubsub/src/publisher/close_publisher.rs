@@ -32,6 +32,8 @@ impl Endpoint for PublisherState {
             }
         }
         self.context.participants_changed();
+        // Subscribers may wait for its end.
+        self.context.topic.local().messages().ring();
         // Waits for room, for memory and for loans end.
         self.context.topic.local().room().ring();
         self.context.local.control().wake();

@@ -321,6 +321,8 @@ impl Drop for PublisherState {
         self.context.local.poll_streams(&node.caller());
         if self.slot().is_held_by(node.me, self.id) {
             self.slot().give_back();
+            // Subscribers may wait for its end.
+            self.context.topic.local().messages().ring();
             self.context.participants_changed();
         }
     }
@@ -339,7 +341,7 @@ impl Publisher {
             // Unless it was marked dead, and the slot was reused.
             let slot = context.topic.publisher(id);
             if slot.is_of(context.node.me, id) {
-                slot.give_back();
+                slot.abandon();
             }
             context.participants_changed();
             error.on(context.topic.name())

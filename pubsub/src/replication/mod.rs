@@ -285,15 +285,20 @@ impl Replicator {
     pub(crate) fn set_topics(&mut self, topics: BTreeMap<String, LocalTopic>) {
         // First: the next subscription is another one.
         topics.values().filter(|it| !it.subscribes).for_each(|it| it.topic.end_accounts());
-        let interests = self.routing.set_topics(topics);
+        self.routing.set_topics(Instant::now(), topics);
         let is_wanted = |number| self.routing.is_subscribed(number);
         self.received_topics.stop_unwanted(is_wanted, &self.remote_nodes, &self.worker_pool);
+        self.send_interests();
+        self.routing.check_compatibility(&self.remote_nodes);
+        self.routing.update(Instant::now(), &mut self.remote_nodes, &mut self.worker_pool);
+    }
+
+    fn send_interests(&mut self) {
+        let interests = self.routing.interests();
         tracing::trace!(?interests, "interests sent to other nodes");
         if let Err(error) = self.remote_nodes.peers().set_interests(interests) {
             tracing::warn!(%error, "cannot send interests to other nodes");
         }
-        self.routing.check_compatibility(&self.remote_nodes);
-        self.routing.update(Instant::now(), &mut self.remote_nodes, &mut self.worker_pool);
     }
 
     /// Returns true if messages of the topic are or will be retained for other nodes.
@@ -330,6 +335,9 @@ impl Replicator {
         self.received_topics.reap_sinks();
         self.routing.send_idle_publishers(&self.remote_nodes);
         self.routing.update(now, &mut self.remote_nodes, &mut self.worker_pool);
+        if self.routing.has_delivered() {
+            self.send_interests();
+        }
     }
 
     fn handle_peer_event(&mut self, now: Instant, event: PeerEvent) {

@@ -7,6 +7,7 @@ use super::{EndScope, Subscriber, Subscription};
 use crate::endpoint_list::{ClosedMark, Endpoint};
 use crate::error::{Error, ErrorKind, Result};
 use crate::error_mapping::On;
+use crate::interruption::Interruption;
 use crate::pool::Direction;
 
 /// Flag of the count of takes: the subscription was closed.
@@ -110,6 +111,16 @@ impl Subscriber {
     #[must_use]
     pub fn closer(&self) -> Closer {
         Closer { subscription: Arc::downgrade(&self.shared) }
+    }
+
+    pub(crate) fn interruption(&self) -> Interruption {
+        self.shared.context.node.interruption()
+    }
+
+    /// Fails once it can receive no more, or in a forked child.
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        self.shared.check_open(operation)?;
+        self.shared.context.node.check(operation).on(self.topic())
     }
 
     /// Gives up the messages behind the last one that it returned, after its close. Returns the

@@ -3,6 +3,7 @@
 mod close_subscriber;
 mod loss_tracker;
 mod poll_descriptor;
+mod publisher_watch;
 mod sample;
 mod stream_reads;
 
@@ -26,6 +27,7 @@ pub use self::close_subscriber::Closer;
 use self::close_subscriber::EndOfTakes;
 pub(crate) use self::loss_tracker::{LossTracker, RemoteAccounts, RemoteStart};
 use self::poll_descriptor::{PendingEvents, PollDescriptor};
+use self::publisher_watch::PublisherWatch;
 use self::stream_reads::DeferredReleases;
 
 /// Receives all messages of one topic that are published after it subscribed, on this node and
@@ -59,6 +61,7 @@ pub struct Subscriber {
     /// Lost publishers that were reported, on this node and on others.
     losses: [u64; 2],
     is_eviction_reported: bool,
+    publisher_watch: PublisherWatch,
     max_samples: usize,
     /// Created on the first request.
     poll_descriptor: OnceLock<PollDescriptor>,
@@ -222,6 +225,7 @@ impl Subscriber {
         context.participants_changed();
         let spin = context.node.waiting;
         let max_samples = topic.settings().max_held as usize;
+        let publisher_watch = PublisherWatch::new(topic);
         let deferred_releases = Arc::new(DeferredReleases::new(&context, subscription_ids));
         let end_of_takes = EndOfTakes::default();
         let shared = Subscription { context, subscription_ids, deferred_releases, end_of_takes };
@@ -238,6 +242,7 @@ impl Subscriber {
             loss_tracker,
             losses,
             is_eviction_reported: false,
+            publisher_watch,
             max_samples,
             poll_descriptor: OnceLock::new(),
             announced: PendingEvents::default(),
@@ -339,8 +344,9 @@ impl Subscriber {
     ///
     /// # Errors
     /// [`Evicted`](ErrorKind::Evicted), [`TooManySamples`](ErrorKind::TooManySamples),
-    /// [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked); [`Failed`](ErrorKind::Failed) if
-    /// its memory can neither be mapped nor copied now: it remains the next one. A process that cannot
+    /// [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked);
+    /// [`NoPublishers`](ErrorKind::NoPublishers) if it is [asked
+    /// to](Self::end_without_publishers); [`Failed`](ErrorKind::Failed) if its memory can neither be mapped nor copied now: it remains the next one. A process that cannot
     /// map the memory waits for the copy service to copy the message, 30 s at most.
     #[inline]
     pub fn try_pull(&mut self) -> Result<Option<Sample>> {
@@ -362,6 +368,8 @@ impl Subscriber {
         if self.shared.is_closed() {
             return Err(self.give_up_lookahead());
         }
+        // First: what they published is found below.
+        let is_over = self.publisher_watch.is_over(&self.shared.context.topic);
         for _ in 0..2 {
             let direction = self.next;
             self.next = direction.of(Direction::Inbound, Direction::Local);
@@ -374,6 +382,10 @@ impl Subscriber {
             }
         }
         self.check_subscription()?;
+        // A message that is still awaited is no end.
+        if is_over && self.lookahead.iter().all(Option::is_none) {
+            return Err(self.no_publishers());
+        }
         Ok(None)
     }
 
@@ -383,7 +395,8 @@ impl Subscriber {
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Evicted`](ErrorKind::Evicted),
     /// [`TooManySamples`](ErrorKind::TooManySamples), [`Closed`](ErrorKind::Closed),
-    /// [`Forked`](ErrorKind::Forked).
+    /// [`Forked`](ErrorKind::Forked), [`NoPublishers`](ErrorKind::NoPublishers) if it is [asked
+    /// to](Self::end_without_publishers).
     pub fn pull(&mut self, timeout: Duration) -> Result<Sample> {
         self.pull_in_time("pull from topic", timeout, None)
     }
@@ -580,6 +593,9 @@ impl Subscriber {
                     });
                 }
             }
+        }
+        if self.publisher_watch.take_event(topic) {
+            return Some(Event::NoPublishers);
         }
         if !self.shared.is_active()
             && !self.is_eviction_reported

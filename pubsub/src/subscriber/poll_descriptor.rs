@@ -18,11 +18,13 @@ use crate::error::{Error, Result};
 use crate::pool::Direction;
 use crate::wake::WakeFd;
 
-/// Totals of events that made the descriptor readable: gaps and losses.
+/// Totals of events that made the descriptor readable: gaps, losses, and changes of publishers by
+/// which the last one has gone.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PendingEvents {
     missed: u64,
     losses: [u64; 2],
+    publisher_changes: u64,
 }
 
 /// A descriptor, and whether it is readable.
@@ -256,8 +258,10 @@ impl Subscriber {
     fn pending_events(&self) -> Option<PendingEvents> {
         let topic = &self.shared.context.topic;
         let losses = Direction::BOTH.map(|direction| topic.publishers_lost(direction));
-        let is_some = self.loss_tracker.unreported() > 0 || self.losses != losses;
-        let pending_events = PendingEvents { missed: self.missed(), losses };
+        let publisher_changes = self.publisher_watch.changes_with_event(topic);
+        let is_some =
+            self.loss_tracker.unreported() > 0 || self.losses != losses || publisher_changes > 0;
+        let pending_events = PendingEvents { missed: self.missed(), losses, publisher_changes };
         (is_some && pending_events != self.announced).then_some(pending_events)
     }
 }

@@ -74,8 +74,6 @@ fn close_of_the_topic_ends_all_waits_of_other_threads() {
 fn closed_publisher_keeps_its_slot_until_its_loans_are_gone() {
     let node = TestNode::new(&settings());
     let publisher = node.publisher();
-    let id = publisher.id().as_u64();
-    assert!(node.topic.publisher(id).reserve(node.service.me));
     let mut loan = publisher.loan(10, TEST_TIMEOUT).unwrap();
     publisher.close();
     assert!(node.topic.publishers().is_empty());

@@ -15,7 +15,7 @@ mod waiting;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use ipc::{
@@ -49,6 +49,7 @@ struct FakeService {
     me: Participant,
     participants: Arc<ParticipantTable<MappedWords>>,
     pools: Vec<Arc<Pool>>,
+    topic: Weak<Topic>,
     changes: AtomicU64,
     publisher_blocked: AtomicU64,
     is_closed: AtomicBool,
@@ -84,7 +85,12 @@ impl ServiceClient for FakeService {
         self.grow(request.pool(), request.bytes());
     }
 
-    fn admit(&self, _topic: u32, _publisher: u64) -> Result<()> {
+    fn admit(&self, _topic: u32, publisher: u64) -> Result<()> {
+        if let Some(topic) = self.topic.upgrade() {
+            topic.name_publisher(publisher, std::process::id(), "test");
+            // False for another process.
+            topic.publisher(publisher).reserve(self.me);
+        }
         Ok(())
     }
 
@@ -163,6 +169,7 @@ impl TestNode {
             me,
             participants,
             pools: vec![Arc::clone(&local), Arc::clone(&inbound)],
+            topic: Arc::downgrade(&topic),
             changes: AtomicU64::new(0),
             publisher_blocked: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),

@@ -10,11 +10,15 @@
 //!  40 publishers lost, local            1680 the last lost, local: 16 of 3 words
 //!  41 and remote                        1728 and remote
 //!  42 evictions                         1776 changes of the remote last sequences
+//!                                       1777 changes of publishers
+//!                                       1778 arrivals of publishing nodes
 //!  43 losses sent to other nodes        1784 remote last sequences: 256 slots
 //!  44 loans of each publisher           3832 remote accounts: their header
 //!  45 messages dropped by publishers    3840 nodes: 64 of 4 words
 //!  46 type of its values                4096 publishers: 256 of 16 words
-//!                                       8192 local queue
+//!                                       8192 names of publishers: 64 of 16 words
+//!                                       9216 publishing nodes: 64 of 16 words
+//!                                      10240 local queue
 //!                                            inbound queue
 //! ```
 //!
@@ -76,6 +80,9 @@ pub(super) const LAST_LOST: usize = MISSED_NEXT + MISSED_WORDS;
 pub(super) const LOST_WORDS: usize = 3;
 pub(super) const REMOTE_LAST_SEQUENCE_CHANGES: usize =
     LAST_LOST + 2 * MAX_REMEMBERED_LOSSES * LOST_WORDS;
+/// How often publishers of this node or publishing nodes have come or gone.
+pub(super) const PUBLISHER_CHANGES: usize = REMOTE_LAST_SEQUENCE_CHANGES + 1;
+pub(super) const PUBLISHING_NODE_ARRIVALS: usize = REMOTE_LAST_SEQUENCE_CHANGES + 2;
 pub(super) const REMOTE_LAST_SEQUENCES: usize = REMOTE_LAST_SEQUENCE_CHANGES + CACHE_LINE_WORDS;
 /// Publishers of other nodes whose last sequence is recorded.
 pub(super) const MAX_REMOTE_LAST_SEQUENCES: usize = 256;
@@ -89,7 +96,13 @@ pub(super) const REMOTE_START_WORDS: usize = 4;
 pub(super) const ACCOUNTS: usize = REMOTE_STARTS + MAX_REMOTE_STARTS * REMOTE_START_WORDS;
 pub(super) const MAX_ACCOUNTS: usize = 256;
 pub(super) const ACCOUNT_WORDS: usize = 2 * CACHE_LINE_WORDS;
-pub(super) const QUEUES: usize = ACCOUNTS + MAX_ACCOUNTS * ACCOUNT_WORDS;
+pub(super) const PUBLISHER_NAMES: usize = ACCOUNTS + MAX_ACCOUNTS * ACCOUNT_WORDS;
+pub(super) const NAME_WORDS: usize = 2 * CACHE_LINE_WORDS;
+/// Other nodes that publish.
+pub(super) const PUBLISHING_NODES: usize = PUBLISHER_NAMES + PUBLISHER_SLOTS * NAME_WORDS;
+pub(super) const MAX_PUBLISHING_NODES: usize = 64;
+pub(super) const PUBLISHING_NODE_WORDS: usize = 2 * CACHE_LINE_WORDS;
+pub(super) const QUEUES: usize = PUBLISHING_NODES + MAX_PUBLISHING_NODES * PUBLISHING_NODE_WORDS;
 
 /// Stores values in words that follow each other. The stores count as the caller's: tests kill a
 /// process before and after each store of a listed source.
@@ -102,6 +115,6 @@ pub(super) fn store_all<W: Words>(words: &W, first: usize, all: impl IntoIterato
 }
 
 const _: () =
-    assert!(REMOTE_LAST_SEQUENCE_CHANGES.is_multiple_of(CACHE_LINE_WORDS) && QUEUES == 8192);
+    assert!(REMOTE_LAST_SEQUENCE_CHANGES.is_multiple_of(CACHE_LINE_WORDS) && QUEUES == 10240);
 const _: () = assert!(BLOCKING + 2 * BLOCKING_WORDS <= PUBLISHERS);
 const _: () = assert!(NAME + crate::settings::MAX_TOPIC_NAME.div_ceil(8) <= PLACE);

@@ -7,10 +7,12 @@ mod entry;
 mod eviction;
 mod given_up;
 mod intent;
+mod label;
 mod layout;
 mod losses;
 mod origins;
 mod participants;
+mod presence;
 mod publishers;
 mod reclaim;
 mod remote_accounts;
@@ -36,13 +38,14 @@ pub(crate) use self::entry::{Entry, TopicQueue};
 pub(crate) use self::layout::PUBLISHER_SLOTS;
 pub(crate) use self::losses::LostPublisher;
 pub(crate) use self::origins::{Delivery, OriginId};
+pub(crate) use self::presence::{Presence, PublishingNode};
 pub(crate) use self::publishers::{Published, PublisherSlot};
 pub(crate) use self::remote_accounts::{PublisherStart, RemotePublisher, TopicStart};
 pub(crate) use self::remote_last_sequences::RemoteLastSequence;
 
 /// Number of last lost publishers that a topic remembers.
 pub(crate) const MAX_REMEMBERED_LOSSES: u64 = layout::MAX_REMEMBERED_LOSSES as u64;
-pub(crate) const LAYOUT: Layout = Layout::new("fabricast topic", 10);
+pub(crate) const LAYOUT: Layout = Layout::new("fabricast topic", 11);
 
 /// A topic in words of any kind of memory.
 #[derive(Debug)]

@@ -8,7 +8,9 @@ use ipc::{Participant, Words};
 use super::PublisherInfo;
 use super::backpressure::Backpressure;
 use super::intent::Intent;
-use super::layout::{CACHE_LINE_WORDS, DROPS, PUBLISHER_SLOTS, PUBLISHERS, SERIAL};
+use super::layout::{
+    CACHE_LINE_WORDS, DROPS, PUBLISHER_CHANGES, PUBLISHER_SLOTS, PUBLISHERS, SERIAL,
+};
 use crate::error::{Error, ErrorKind, Result};
 
 const OWNER: usize = 0;
@@ -114,9 +116,29 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
         let unreserved = u64::from(participant.number());
         let reserved_publishers = unreserved | RESERVED;
         match self.words.compare_exchange(self.at(OWNER), unreserved, reserved_publishers) {
-            Ok(_) => true,
+            Ok(_) => {
+                self.words.fetch_add(PUBLISHER_CHANGES, 1);
+                true
+            }
             Err(found) => found == reserved_publishers,
         }
+    }
+
+    pub(super) fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Returns true if the slot has a publisher that the service has admitted, and that has not
+    /// left.
+    pub(super) fn is_present(&self) -> bool {
+        let number = || self.words.load(self.at(NUMBER), Acquire);
+        self.has_reservation() && !matches!(number(), 0 | HAS_LEFT..)
+    }
+
+    /// The serial of the slot's last publisher, if that has left.
+    pub(super) fn left(&self) -> Option<u64> {
+        let number = self.words.load(self.at(NUMBER), Acquire);
+        (number & HAS_LEFT != 0).then_some(number & !HAS_LEFT)
     }
 
     pub(super) fn participant(&self) -> Option<Participant> {
@@ -207,7 +229,15 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
         let number = self.word(NUMBER);
         if number != 0 {
             self.words.store(self.at(NUMBER), number | HAS_LEFT, Release);
+            // Also if it has left before: its process may have died before it counted.
+            self.words.fetch_add(PUBLISHER_CHANGES, 1);
         }
+    }
+
+    /// Frees the slot of a publisher that was not admitted: it has never been one.
+    pub(crate) fn abandon(&self) {
+        self.words.store(self.at(NUMBER), 0, Release);
+        self.words.store(self.at(OWNER), 0, Release);
     }
 
     /// Frees the slot. Its intent is settled, and its reservation ends. The counters stay until the
@@ -224,10 +254,11 @@ mod tests {
     use ipc::LocalWords;
 
     use super::*;
+    use crate::topic::layout::QUEUES;
 
     #[test]
     fn process_killed_while_claiming_a_slot_is_no_publisher() {
-        let words = &LocalWords::zeroed(PUBLISHERS + PUBLISHER_SLOTS * CACHE_LINE_WORDS);
+        let words = &LocalWords::zeroed(QUEUES);
         let [first, second] = [1, 2].map(|place| Participant::new(place, 1).unwrap());
         let (slot, serial) = claim(&words, first).unwrap();
         slot.count(8);
@@ -241,5 +272,26 @@ mod tests {
         assert_eq!(slot.last(), Some((slot.id(serial), 1)));
         slot.give_back();
         assert_eq!(slot.settled(), Some((slot.id(serial), 1)));
+    }
+
+    #[test]
+    fn publisher_is_present_from_its_admission_until_it_leaves() {
+        let words = &LocalWords::zeroed(QUEUES);
+        let me = Participant::new(1, 1).unwrap();
+        let changes = || words.load(PUBLISHER_CHANGES, Acquire);
+        let (slot, serial) = claim(&words, me).unwrap();
+        assert!(!slot.is_present() && slot.seen().is_some());
+        slot.abandon();
+        assert_eq!((slot.left(), slot.seen(), changes()), (None, None, 0));
+        let (slot, serial) = (claim(&words, me).unwrap().0, serial + 1);
+        assert!(slot.reserve(me) && slot.is_present());
+        assert_eq!((slot.left(), changes()), (None, 1));
+        slot.leave();
+        assert!(!slot.is_present() && slot.has_reservation());
+        assert!(slot.is_held_by(me, slot.id(serial)) && !slot.is_of(me, slot.id(serial)));
+        assert_eq!((slot.left(), changes()), (Some(serial), 2));
+        slot.give_back();
+        assert!(!slot.has_reservation() && !slot.is_held_by(me, slot.id(serial)));
+        assert_eq!((slot.left(), changes()), (Some(serial), 3));
     }
 }

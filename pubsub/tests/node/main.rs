@@ -7,6 +7,7 @@ mod child;
 mod closing;
 mod dedicated_service;
 mod descriptors;
+mod ends;
 mod hidden_devices;
 mod hostile;
 mod joining;

@@ -270,6 +270,7 @@ fn messages_dropped_at_the_end_of_a_publisher_are_counted() {
     while reader.try_pull().unwrap().is_some() {}
     assert_eq!(reader.missed(), 32);
     assert_eq!(reader.poll_event(), Some(Event::Gap { missed: 32 }));
+    assert_eq!(reader.poll_event(), Some(Event::NoPublishers));
     assert_eq!((reader.poll_event(), reader.missed()), (None, 32));
     let publisher = topic.publisher().unwrap();
     publish(&publisher, 0..1);

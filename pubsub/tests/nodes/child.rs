@@ -68,6 +68,26 @@ fn enter(args: &[&str]) {
             publish(&publisher, 0..count(number));
             wait_for_end_of_input();
         }
+        // Leaves while messages are on their way.
+        ["publishes-and-leaves", topic, number] => {
+            let node = join_served();
+            let publisher = node.topic(topic, &settings()).unwrap().publisher().unwrap();
+            publisher.wait_for_subscribers(1, TIMEOUT).unwrap();
+            publish(&publisher, 0..count(number));
+        }
+        ["joins-publishes-and-waits", listen, peer, number] => {
+            let node = join(dir, network(address(listen), &[address(peer)]));
+            let publisher = node.topic("numbers", &settings()).unwrap().publisher().unwrap();
+            publisher.wait_for_subscribers(1, TIMEOUT).unwrap();
+            publish(&publisher, 0..count(number));
+            wait_for_end_of_input();
+        }
+        ["waits-to-serve"] => {
+            let node = Node::join(options(dir)).unwrap();
+            testkit::children::say("joined");
+            wait_for_end_of_input();
+            drop(node);
+        }
         ["publishes-without-subscribers", topic, number] => {
             let node = join_served();
             let publisher = node.topic(topic, &settings()).unwrap().publisher().unwrap();

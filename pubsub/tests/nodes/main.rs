@@ -3,6 +3,7 @@
 
 mod between;
 mod child;
+mod ends;
 mod gaps;
 mod losses;
 mod start_order;

@@ -3,6 +3,7 @@
 
 pub(crate) mod incompatible_topics;
 pub(crate) mod plan;
+mod publishing_nodes;
 pub(crate) mod reconcile;
 pub(crate) mod work_queue;
 
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use self::incompatible_topics::IncompatibleTopics;
 use self::plan::RoutingPlan;
+use self::publishing_nodes::PublishingNodes;
 use self::reconcile::TopicReplication;
 use self::work_queue::ReconcileQueue;
 use crate::ids::NodeId;
@@ -27,7 +29,7 @@ use crate::replication::{
 };
 use crate::report::Row;
 use crate::settings::SharedSettings;
-use crate::topic::Topic;
+use crate::topic::{PublishingNode, Topic};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProviderMismatch {
@@ -74,6 +76,10 @@ pub(crate) struct Routing {
     /// These topics, and removed ones whose replication has not ended.
     replicated_topics: BTreeMap<u32, TopicReplication>,
     incompatible_topics: IncompatibleTopics,
+    publishing_nodes: PublishingNodes,
+    /// Topics without publishers whose messages other nodes do not have yet: they hear of the end
+    /// afterwards.
+    undelivered: BTreeSet<u32>,
     publish_listener: PublishListener,
     /// How often a topic was reconciled.
     #[cfg(test)]
@@ -94,6 +100,8 @@ impl Routing {
             names: BTreeMap::new(),
             replicated_topics: BTreeMap::new(),
             incompatible_topics: IncompatibleTopics::default(),
+            publishing_nodes: PublishingNodes::new(lost_after),
+            undelivered: BTreeSet::new(),
             publish_listener,
             #[cfg(test)]
             reconciliations: 0,
@@ -123,17 +131,9 @@ impl Routing {
         settings.map(SharedSettings::with_default_held)
     }
 
-    /// Sets the current topics of this node. Returns its interests in them.
-    pub(super) fn set_topics(&mut self, topics: BTreeMap<String, LocalTopic>) -> Vec<Interest> {
+    /// Sets the current topics of this node.
+    pub(super) fn set_topics(&mut self, now: Instant, topics: BTreeMap<String, LocalTopic>) {
         self.names = topics.iter().map(|(name, it)| (name.clone(), it.topic.number())).collect();
-        let interests = topics.iter().map(|(name, local)| Interest {
-            topic: name.clone(),
-            publishes: local.publishes,
-            subscribes: local.subscribes,
-            settings: *local.topic.settings(),
-            subscription: local.topic.subscription(),
-        });
-        let interests = interests.filter(|it| it.publishes || it.subscribes).collect();
         let present: BTreeSet<_> = topics.values().map(|local| local.topic.number()).collect();
         for (number, replicated) in &mut self.replicated_topics {
             if !present.contains(number) && replicated.remove() {
@@ -146,6 +146,10 @@ impl Routing {
             let is_changed = match self.replicated_topics.get_mut(&topic.number()) {
                 Some(replicated) => replicated.set_local(local),
                 None => {
+                    let recorded: Vec<_> =
+                        topic.publishing_nodes().iter().map(PublishingNode::node).collect();
+                    self.publishing_nodes.restore(now, topic.name(), &recorded);
+                    topic.count_publisher_change();
                     self.replicated_topics.insert(topic.number(), TopicReplication::new(local));
                     true
                 }
@@ -155,7 +159,36 @@ impl Routing {
                 self.reconcile_queue.enqueue(topic.number());
             }
         }
-        interests
+    }
+
+    /// The interests of this node in its topics. It publishes until other nodes have all messages:
+    /// then their subscribers have pulled these when they find no publisher.
+    pub(super) fn interests(&mut self) -> Vec<Interest> {
+        self.undelivered.clear();
+        let present = self.replicated_topics.iter().filter(|(_, it)| it.local().is_some());
+        let interests = present.map(|(number, replicated)| {
+            let LocalTopic { topic, publishes, subscribes, .. } = replicated.local_topic();
+            let is_undelivered = !publishes && replicated.has_backlog();
+            if is_undelivered {
+                self.undelivered.insert(*number);
+            }
+            Interest {
+                topic: topic.name().to_owned(),
+                publishes: *publishes || is_undelivered,
+                subscribes: *subscribes,
+                settings: *topic.settings(),
+                subscription: topic.subscription(),
+            }
+        });
+        interests.filter(|it| it.publishes || it.subscribes).collect()
+    }
+
+    /// Returns true if other nodes have got all messages of a topic since the last
+    /// [`interests`](Self::interests), which are others now.
+    pub(super) fn has_delivered(&self) -> bool {
+        let has_backlog =
+            |number| self.replicated_topics.get(number).is_some_and(TopicReplication::has_backlog);
+        !self.undelivered.iter().all(has_backlog)
     }
 
     pub(super) fn set_can_send(&mut self, can_send: bool) {
@@ -164,12 +197,14 @@ impl Routing {
 
     pub(super) fn node_appeared(&mut self, now: Instant, node: NodeId) {
         self.plan.node_appeared(now, node);
+        self.publishing_nodes.node_appeared(now, node);
         self.incompatible_topics.forget(node);
         self.enqueue_all();
     }
 
     pub(super) fn node_vanished(&mut self, now: Instant, node: NodeId) {
         self.plan.node_vanished(now, node);
+        self.publishing_nodes.node_vanished(now, node);
         self.incompatible_topics.forget(node);
         self.reconcile_queue.enqueue_all(self.plan.topics_of(node));
         self.replicated_topics.values_mut().for_each(|replicated| replicated.node_lost(node));
@@ -208,15 +243,18 @@ impl Routing {
                     }
                     let settings = it.subscribes.then_some(it.settings);
                     self.plan.set_subscription(node, &it.topic, settings);
+                    self.publishing_nodes.set_interest(node, &it);
                     self.incompatible_topics.set_interest(node, it);
                 }
                 InterestChange::Removed(topic) => {
                     self.plan.set_subscription(node, &topic, None);
+                    self.publishing_nodes.remove_interest(node, &topic);
                     self.incompatible_topics.remove_interest(node, &topic);
                 }
             }
         }
         if self.plan.interests_received(now, node) {
+            self.publishing_nodes.first_interests_received(now, node);
             self.reconcile_queue.enqueue_all(self.plan.topics_of(node));
         }
         for starts in StartSequences::into_messages(starts) {
@@ -380,11 +418,27 @@ impl Routing {
         for number in self.reconcile_queue.take(now, &self.replicated_topics) {
             self.reconcile(now, number, remote_nodes, worker_pool);
         }
+        self.tell_publishing_nodes(now, remote_nodes);
+    }
+
+    /// Tells subscribers of this node which other nodes publish.
+    fn tell_publishing_nodes(&mut self, now: Instant, remote_nodes: &RemoteNodes) {
+        for name in self.publishing_nodes.take_changed(now) {
+            let Some(LocalTopic { topic, .. }) = self.topic_named(&name) else { continue };
+            let nodes = self.publishing_nodes.of_topic(&name, topic.settings());
+            let nodes: Vec<_> = nodes
+                .map(|(node, is_connected)| {
+                    PublishingNode::new(node.0, is_connected, remote_nodes.label(node))
+                })
+                .collect();
+            topic.set_publishing_nodes(&nodes);
+        }
     }
 
     /// When to [update](Self::update) at the latest, without any event.
     pub(super) fn deadline(&self, now: Instant) -> Option<Instant> {
-        self.reconcile_queue.deadline(now, POLL_INTERVAL)
+        let queued = self.reconcile_queue.deadline(now, POLL_INTERVAL);
+        queued.into_iter().chain(self.publishing_nodes.deadline()).min()
     }
 
     /// Sends the last sequences of publishers that have become idle.

@@ -25,7 +25,7 @@ const RECONNECT_BACKOFF: RetryBackoff =
     RetryBackoff::new(Duration::from_millis(100), Duration::from_millis(6400));
 /// Timeout for a connected node's interests: its service may have taken over, and waits until all
 /// its processes have rejoined.
-const INTERESTS_TIMEOUT: Duration = Duration::from_secs(20);
+pub(super) const INTERESTS_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a destination that blocked others is suspended.
 const SUSPENSION: RetryBackoff =
     RetryBackoff::new(Duration::from_secs(30), Duration::from_secs(600));

@@ -183,7 +183,7 @@ impl TopicReplication {
     }
 
     /// Returns true if destinations still have messages to acknowledge.
-    fn has_backlog(&self) -> bool {
+    pub(super) fn has_backlog(&self) -> bool {
         !matches!(self.state, State::Idle) && has_backlog(&self.local_topic.topic)
     }
 
@@ -350,6 +350,8 @@ pub(crate) fn release_retained(
     caller: &Caller<'_>,
     role: Participant,
 ) -> Result<bool> {
+    // No other node is received either.
+    topic.set_publishing_nodes(&[]);
     topic.finish_giving_up();
     let destinations = topic.destinations();
     if !destinations.is_empty() {

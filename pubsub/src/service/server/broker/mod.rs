@@ -284,6 +284,14 @@ impl Broker {
             let detail = "this process does not use the topic";
             return Err(Error::new("create publisher of topic", ErrorKind::NotFound, detail));
         }
+        if let (Some((topic, _)), Some(ClientName { process, label })) =
+            (self.registry.topic_and_pools(number), self.name(member))
+        {
+            let slot = topic.publisher(publisher);
+            if slot.is_of(member, publisher) && !slot.has_reservation() {
+                topic.name_publisher(publisher, *process, label);
+            }
+        }
         self.registry.admit_publisher(number, member, publisher)
     }
 }
