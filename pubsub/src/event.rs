@@ -1,4 +1,4 @@
-//! Events that a subscriber receives beside messages.
+//! Events of subscribers and publishers beside messages.
 
 use std::time::Duration;
 
@@ -46,4 +46,16 @@ pub enum Event {
         /// How long it blocked them, if known.
         held_for: Option<Duration>,
     },
+}
+
+/// An event of a publisher: [`Publisher::poll_event`](crate::Publisher::poll_event).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PublisherEvent {
+    /// The last subscriber has left, was closed, evicted or has died: a message would reach none, on
+    /// this node or another one. A node that is lost counts until it is given up, after
+    /// [`lost_after`](crate::NetworkOptions::lost_after). Reported only after the publisher has seen a
+    /// subscriber since it was created, or since the last such event: it sees those that its messages
+    /// are delivered to, and those that exist when it polls or waits.
+    NoSubscribers,
 }

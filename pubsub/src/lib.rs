@@ -60,7 +60,7 @@ pub use configuration::{
     Form, Setting, Settings, UnknownVariable, parse_seconds, parse_size, print_size,
 };
 pub use error::{Error, ErrorKind, Result};
-pub use event::Event;
+pub use event::{Event, PublisherEvent};
 pub use ids::{NodeId, PublisherId};
 pub use network_options::NetworkOptions;
 pub use node::{Node, Topic, report};

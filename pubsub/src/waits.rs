@@ -74,6 +74,46 @@ impl Publisher {
     }
 }
 
+impl Publisher {
+    /// Waits until there is no subscriber, as [`subscribers`](Self::subscribers) counts them: neither on
+    /// this node nor, as far as known, on another one. A node that is lost counts until it is given up.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pubsub::{Node, NodeOptions, TopicSettings};
+    /// # let directory = testkit::temp_dir::TempDir::new("fabricast-doc-no-subscribers");
+    /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
+    /// let topic = node.topic("frames", &TopicSettings::default())?;
+    /// let (publisher, subscriber) = (topic.publisher()?, topic.subscriber()?);
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| drop(subscriber)); // in another process, as a rule
+    ///     publisher.wait_for_no_subscribers(Duration::from_secs(5))
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), with their number;
+    /// [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
+    pub fn wait_for_no_subscribers(&self, timeout: Duration) -> Result<()> {
+        let operation = "wait for end of subscribers of topic";
+        let interruption = self.interruption();
+        let found = poll_until(ipc::deadline(timeout), || {
+            self.check(operation)?;
+            if self.subscribers() == 0 {
+                return Ok(Some(()));
+            }
+            interruption.check(operation).on(self.topic())?;
+            Ok(None)
+        })?;
+        found.ok_or_else(|| {
+            let left = counted(self.subscribers().into(), "subscriber");
+            let detail = format!("{left} left after {timeout:?}");
+            Error::new(operation, ErrorKind::DeadlineExceeded, detail).on(self.topic())
+        })
+    }
+}
+
 impl Node {
     /// Waits until a topic exists on this node or a connected one, and subscribes to it. No
     /// settings are needed: the topic keeps those of its creator.

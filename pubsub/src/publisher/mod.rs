@@ -4,6 +4,7 @@ mod close_publisher;
 mod loan;
 mod loan_permits;
 mod stream_writes;
+mod subscriber_watch;
 mod wait_span;
 
 use std::sync::{Arc, Mutex, Weak};
@@ -14,6 +15,7 @@ use ipc::{AllocatorError, Block, BlockRange, Owner, QueueError, WaitStrategy};
 use threads::lock;
 
 pub use self::loan::{Attempt, Sent};
+use self::subscriber_watch::SubscriberWatch;
 use self::wait_span::WaitSpan;
 use crate::clock;
 use crate::context::TopicContext;
@@ -116,6 +118,7 @@ struct PublisherState {
     span: WaitSpan,
     loans: Arc<LoanLimit>,
     closed: ClosedMark,
+    subscriber_watch: SubscriberWatch,
 }
 
 /// Serialises the publishes of one publisher.
@@ -223,6 +226,7 @@ impl PublisherState {
                 if topic.is_replicated() {
                     node.publish_doorbell.ring(topic.number());
                 }
+                self.subscriber_watch.note(published.readers);
                 Sent {
                     position: Some(published.position),
                     subscribers: published.readers,
@@ -362,6 +366,7 @@ impl Publisher {
             span: WaitSpan::default(),
             loans,
             closed: ClosedMark::default(),
+            subscriber_watch: SubscriberWatch::default(),
         });
         let endpoint: Weak<dyn Endpoint> = Arc::<PublisherState>::downgrade(&state);
         state.context.add_endpoint(operation, endpoint)?;
@@ -408,13 +413,6 @@ impl Publisher {
     /// Sets its wait strategy.
     pub fn set_wait_strategy(&self, spin: WaitStrategy) {
         lock(&self.state.sequencer).spin = spin;
-    }
-
-    /// The number of subscribers on this node that would receive a message now; replication to
-    /// other nodes counts as one.
-    #[must_use]
-    pub fn subscribers(&self) -> u32 {
-        self.state.context.topic.local().subscribers()
     }
 
     /// Loans memory for a message of this length; waits for it if necessary.

@@ -1,10 +1,10 @@
-//! The last publisher of a topic leaves, or is killed.
+//! The last publisher or subscriber of a topic leaves, or is killed.
 
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use pubsub::{ErrorKind, Event, Subscriber};
+use pubsub::{ErrorKind, Event, PublisherEvent, Subscriber};
 
 use crate::support::{ChildProcess, TIMEOUT, TestDir, number_of, publish, settings, until};
 
@@ -116,4 +116,31 @@ fn subscriber_finds_publishers_that_came_and_went() {
     let numbers = subscriber.samples(TIMEOUT).map(|sample| number_of(&sample.unwrap()));
     assert_eq!(numbers.collect::<Vec<_>>(), [0, 1, 2]);
     assert_eq!(events_until_the_end(&mut subscriber), [Event::NoPublishers]);
+}
+
+#[test]
+fn publisher_is_told_when_its_last_subscriber_is_killed() {
+    let test_dir = TestDir::new();
+    let node = test_dir.join();
+    let topic = node.topic("numbers", &settings()).unwrap();
+    let publisher = topic.publisher().unwrap();
+    publisher.wait_for_no_subscribers(Duration::ZERO).unwrap();
+    assert_eq!(publisher.poll_event(), None, "there was none");
+    let mut child = ChildProcess::start("external subscribes numbers", test_dir.path());
+    publisher.wait_for_subscribers(1, TIMEOUT).unwrap();
+    let other = topic.subscriber().unwrap();
+    child.kill();
+    let error = publisher.wait_for_no_subscribers(Duration::from_millis(200)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+    assert!(error.detail().contains("left after 200ms"), "{error}");
+    assert_eq!(publisher.poll_event(), None);
+    drop(other);
+    publisher.wait_for_no_subscribers(TIMEOUT).unwrap();
+    assert_eq!(publisher.poll_event(), Some(PublisherEvent::NoSubscribers));
+    assert_eq!(publisher.poll_event(), None);
+    // One that was there only for a message.
+    let subscriber = topic.subscriber().unwrap();
+    publish(&publisher, 0..1);
+    drop(subscriber);
+    assert_eq!(publisher.poll_event(), Some(PublisherEvent::NoSubscribers));
 }

@@ -1,8 +1,8 @@
-//! The last publisher of a topic is on another node, and leaves or is killed.
+//! The last publisher or subscriber of a topic is on another node, and leaves or is killed.
 
 use std::time::{Duration, Instant};
 
-use pubsub::{ErrorKind, Event, NetworkOptions, Node, Subscriber};
+use pubsub::{ErrorKind, Event, NetworkOptions, Node, PublisherEvent, Subscriber};
 
 use crate::between::{address, join, network};
 use crate::support::{ChildProcess, TIMEOUT, TestDir, number_of, publish, settings, until};
@@ -134,4 +134,28 @@ fn publisher_outlives_a_takeover_on_either_node() {
     assert_eq!(number_of(&subscriber.pull(TIMEOUT).unwrap()), 1);
     drop(publisher);
     assert_eq!(subscriber.pull(TIMEOUT).unwrap_err().kind(), ErrorKind::NoPublishers);
+}
+
+#[test]
+fn publisher_is_told_when_the_last_remote_subscriber_has_gone() {
+    let world = World::new();
+    let topic = world.reader.topic("numbers", &settings()).unwrap();
+    let publisher = topic.publisher().unwrap();
+    let role = |name: &str| format!("{name} {} {} 1", world.writer[0], world.writer[1]);
+    // It reads one message, and leaves.
+    let mut child = ChildProcess::start(&role("joins-and-reads"), world.writing.path());
+    publisher.wait_for_subscribers(1, TIMEOUT).unwrap();
+    publish(&publisher, 0..1);
+    publisher.wait_for_no_subscribers(TIMEOUT).unwrap();
+    assert_eq!(publisher.poll_event(), Some(PublisherEvent::NoSubscribers));
+    child.finish();
+    // The node is killed.
+    let mut child = ChildProcess::start(&role("joins-and-reads"), world.writing.path());
+    publisher.wait_for_subscribers(1, TIMEOUT).unwrap();
+    child.kill();
+    let since = Instant::now();
+    publisher.wait_for_no_subscribers(TIMEOUT).unwrap();
+    let expected = LOST_AFTER / 2..TIMEOUT / 4;
+    assert!(expected.contains(&since.elapsed()), "{:?}", since.elapsed());
+    assert_eq!(publisher.poll_event(), Some(PublisherEvent::NoSubscribers));
 }
