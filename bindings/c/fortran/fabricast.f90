@@ -49,6 +49,7 @@ module fabricast
     integer(c_int32_t), parameter, public :: FABRICAST_E_NO_PATH = -23
     integer(c_int32_t), parameter, public :: FABRICAST_E_STALE = -24
     integer(c_int32_t), parameter, public :: FABRICAST_E_CANCELLED = -25
+    integer(c_int32_t), parameter, public :: FABRICAST_E_NO_PUBLISHERS = -26
 
     integer(c_int64_t), parameter, public :: FABRICAST_NOW = 0
     integer(c_int64_t), parameter, public :: FABRICAST_FOREVER = -1

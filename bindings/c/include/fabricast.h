@@ -83,6 +83,8 @@ typedef int32_t fabricast_status;
                                               or to this one before a restart */
 #define FABRICAST_E_CANCELLED (-25)        /* the operation was cancelled, or did not start,
                                               because one that it waited for failed */
+#define FABRICAST_E_NO_PUBLISHERS (-26)    /* the last publisher has gone, and the subscriber was
+                                              asked to end then */
 
 /* Name of a status, never NULL. */
 const char *fabricast_status_name(fabricast_status status);
@@ -278,6 +280,21 @@ fabricast_status fabricast_topic_name(fabricast_topic *topic, const char **name)
 fabricast_status fabricast_topic_settings_of(fabricast_topic *topic,
                                              fabricast_topic_settings *settings, size_t size);
 
+/* A publisher of a topic on this node, or another node that publishes to it. Does not grow. */
+typedef struct fabricast_topic_publisher {
+    uint64_t publisher; /* its identity, as fabricast_sample_info.publisher; 0: another node, of
+                           which it is not known how many publishers it has */
+    uint32_t process;   /* its process, as in reports; 0: another node */
+    uint32_t is_alive;  /* 0: the process died, or the node is lost, and is removed soon */
+    char node[40];      /* the other node, as fabricast_sample_info.origin; empty: this one */
+    char label[72];     /* name of the process, or of the other node, as in reports */
+} fabricast_topic_publisher;
+
+/* Lists the publishers of a topic, as many as capacity. count is the number of all. */
+fabricast_status fabricast_topic_publishers(fabricast_topic *topic,
+                                            fabricast_topic_publisher *publishers,
+                                            size_t capacity, size_t *count);
+
 /* ---------------------------------------------------------------------- publishers */
 
 /* A publisher. Every subscriber receives its messages in order. */
@@ -302,6 +319,17 @@ fabricast_status fabricast_publisher_subscribers(fabricast_publisher *publisher,
 fabricast_status fabricast_publisher_wait_for_subscribers(fabricast_publisher *publisher,
                                                           uint64_t count,
                                                           fabricast_timeout timeout);
+
+/* Waits until no subscriber is left, on this node and on others: a lost node counts until it is
+ * given up. */
+fabricast_status fabricast_publisher_wait_for_no_subscribers(fabricast_publisher *publisher,
+                                                             fabricast_timeout timeout);
+
+#define FABRICAST_PUBLISHER_EVENT_NONE 0           /* no further event */
+#define FABRICAST_PUBLISHER_EVENT_NO_SUBSCRIBERS 1 /* the last subscriber has left or died */
+
+/* The kind of the next event of the publisher; never waits. Skip numbers that you do not know. */
+fabricast_status fabricast_publisher_event(fabricast_publisher *publisher, uint64_t *kind);
 
 typedef struct fabricast_publisher_counters {
     uint64_t messages; /* published messages, with and without subscribers */
@@ -414,6 +442,8 @@ fabricast_status fabricast_subscriber_pull(fabricast_subscriber *subscriber,
 #define FABRICAST_EVENT_EVICTED 3        /* the subscriber was evicted, after held_for */
 #define FABRICAST_EVENT_REMOTE_PUBLISHER_LOST 4 /* the same on another node, as it reports;
                                                       not reported if the node ended */
+#define FABRICAST_EVENT_NO_PUBLISHERS 5  /* the last publisher has left or died, on this node and
+                                            on others; published messages can still be pulled */
 
 typedef struct fabricast_event {
     uint64_t kind;      /* FABRICAST_EVENT_...; skip numbers that you do not know */
@@ -426,6 +456,15 @@ typedef struct fabricast_event {
 /* The next event of the subscriber; never waits. */
 fabricast_status fabricast_subscriber_event(fabricast_subscriber *subscriber,
                                             fabricast_event *event, size_t size);
+
+/*
+ * With ends other than 0, pulls fail with FABRICAST_E_NO_PUBLISHERS once the last publisher has
+ * left or died and all messages were pulled, also those that wait. There must have been a publisher
+ * since the subscriber was opened. A node that is lost counts until it is given up. If a publisher
+ * comes later, its messages are pulled.
+ */
+fabricast_status fabricast_subscriber_end_without_publishers(fabricast_subscriber *subscriber,
+                                                             int ends);
 
 /*
  * A descriptor for poll, select and epoll, which is readable while there may be messages: after a

@@ -12,8 +12,8 @@ use std::ffi::{CStr, c_char, c_void};
 
 use pubsub::NodeId;
 use pubsub::{
-    Budgets, Event, NetworkOptions, NodeOptions, PublisherCounters, Reliability, Sample, Sent,
-    ServiceMode, TopicSettings,
+    Budgets, Event, NetworkOptions, NodeOptions, PublisherCounters, PublisherEvent, PublisherId,
+    Reliability, Sample, Sent, ServiceMode, TopicPublisher, TopicSettings,
 };
 
 use crate::failure::{Failure, Operation, Result};
@@ -53,6 +53,8 @@ layouts! {
 
 // SAFETY: addresses and a number, which are valid for any bytes.
 unsafe impl Plain for RawPart<'_> {}
+// SAFETY: numbers and bytes without gaps, which are valid for any bytes.
+unsafe impl Plain for RawTopicPublisher {}
 
 /// `fabricast_node_options`.
 #[derive(Debug, Clone, Copy, Default)]
@@ -290,8 +292,45 @@ impl RawEvent {
                 let (publisher, node) = (publisher.as_u64(), identity(node));
                 Self { kind: 4, publisher, node, ..Self::EMPTY }
             }
+            Some(Event::NoPublishers) => Self { kind: 5, ..Self::EMPTY },
             // Kinds of later versions have no number yet.
             Some(_) => Self { kind: u64::MAX, ..Self::EMPTY },
+        }
+    }
+}
+
+/// The number of an event of a publisher.
+pub(crate) fn publisher_event(event: Option<PublisherEvent>) -> u64 {
+    match event {
+        None => 0,
+        Some(PublisherEvent::NoSubscribers) => 1,
+        // Kinds of later versions have no number yet.
+        Some(_) => u64::MAX,
+    }
+}
+
+/// `fabricast_topic_publisher`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct RawTopicPublisher {
+    publisher: u64,
+    process: u32,
+    is_alive: u32,
+    node: [u8; 40],
+    label: [u8; 72],
+}
+
+impl RawTopicPublisher {
+    pub(crate) fn of(found: &TopicPublisher) -> Self {
+        let mut label = [0; 72];
+        // The library's labels have 64 bytes at most, so zeros remain.
+        label[..71].iter_mut().zip(found.label.bytes()).for_each(|(to, byte)| *to = byte);
+        Self {
+            publisher: found.publisher.map_or(0, PublisherId::as_u64),
+            process: found.process.unwrap_or(0),
+            is_alive: found.is_alive.into(),
+            node: found.node.map_or([0; 40], identity),
+            label,
         }
     }
 }

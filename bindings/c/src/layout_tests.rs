@@ -29,6 +29,10 @@ fn structures_have_the_layout_of_c() {
     assert_eq!(size_of::<RawEvent>(), 72);
     assert_eq!(offset_of!(RawEvent, held_for), 24);
     assert_eq!(offset_of!(RawEvent, node), 32);
+    assert_eq!(size_of::<RawTopicPublisher>(), 128);
+    assert_eq!(offset_of!(RawTopicPublisher, is_alive), 12);
+    assert_eq!(offset_of!(RawTopicPublisher, node), 16);
+    assert_eq!(offset_of!(RawTopicPublisher, label), 56);
     assert_eq!(size_of::<RawSampleInfo>(), 128);
     assert_eq!(offset_of!(RawSampleInfo, publisher), 56);
     assert_eq!(offset_of!(RawSampleInfo, delivered_at), 120);
@@ -163,6 +167,9 @@ fn events_have_numbers() {
     assert_eq!((evicted.kind, evicted.held_for), (3, 3000));
     let evicted = RawEvent::of(Some(Event::Evicted { held_for: None }));
     assert_eq!((evicted.kind, evicted.held_for), (3, 0));
+    assert_eq!(RawEvent::of(Some(Event::NoPublishers)).kind, 5);
+    assert_eq!(publisher_event(None), 0);
+    assert_eq!(publisher_event(Some(PublisherEvent::NoSubscribers)), 1);
 }
 
 fn refuses<T: std::fmt::Debug>(result: Result<T>) {

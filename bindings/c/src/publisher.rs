@@ -14,7 +14,7 @@ use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Operation, Result};
 use crate::ffi::{CallerRange, Out, OutStruct, export};
 use crate::handle::{Handle, kind};
-use crate::layout::{RawCounters, RawSent};
+use crate::layout::{RawCounters, RawSent, publisher_event};
 use crate::registry::{self, export_close};
 use crate::status::Status;
 use crate::timeout::{CLOSE_CHECK_INTERVAL, Timeout};
@@ -226,6 +226,16 @@ pub(crate) fn publish(
     sent.map_or(Ok(()), |sent| sent.put(RawSent::of(&done)))
 }
 
+/// The failure of a call; one without a timeout would have had to wait.
+fn would_block(operation: Operation, timeout: Timeout, error: pubsub::Error) -> Failure {
+    match (error.kind(), timeout) {
+        (ErrorKind::DeadlineExceeded, Timeout::Now) => {
+            Failure::new(Status::WouldBlock, operation, error.detail())
+        }
+        _ => error.into(),
+    }
+}
+
 kind!(Exclusive<Loan>, 3, "loan", Exclusive::end);
 export_close!(Exclusive<Loan>, fabricast_loan_discard, c"discard loan");
 
@@ -264,6 +274,24 @@ export! {
         })
     }
 
+    /// Waits until no subscriber is left.
+    fn fabricast_publisher_wait_for_no_subscribers(
+        publisher: Handle<OpenPublisher>,
+        timeout: Timeout,
+    ) -> i32, c"wait for end of subscribers of topic" {
+        let publisher = publisher.find(OPERATION)?;
+        let waited = publisher.publisher.wait_for_no_subscribers(timeout.as_duration());
+        waited.map_err(|error| would_block(OPERATION, timeout, error))
+    }
+
+    /// The next event of the publisher.
+    fn fabricast_publisher_event(
+        publisher: Handle<OpenPublisher>,
+        kind: Out<'_, u64>,
+    ) -> i32, c"get event of publisher" {
+        kind.put(publisher_event(publisher.find(OPERATION)?.publisher.poll_event()))
+    }
+
     fn fabricast_publisher_counters_of(
         publisher: Handle<OpenPublisher>,
         counters: OutStruct<'_, RawCounters>[size],
@@ -295,12 +323,7 @@ export! {
     ) -> i32, c"flush topic" {
         let publisher = publisher.find(OPERATION)?;
         let flushed = publisher.publisher.flush(timeout.as_duration());
-        flushed.map_err(|error| match (error.kind(), timeout) {
-            (ErrorKind::DeadlineExceeded, Timeout::Now) => {
-                Failure::new(Status::WouldBlock, OPERATION, error.detail())
-            }
-            _ => error.into(),
-        })
+        flushed.map_err(|error| would_block(OPERATION, timeout, error))
     }
 
     fn fabricast_publisher_loan(

@@ -14,7 +14,7 @@ macro_rules! statuses {
 
         impl Status {
             /// Labels in the order of the numbers.
-            const ALL: [(Self, &CStr); 26] = [$((Self::$name, $label),)*];
+            const ALL: [(Self, &CStr); 27] = [$((Self::$name, $label),)*];
         }
     };
 }
@@ -46,6 +46,7 @@ statuses! {
     NoPath = -23 c"no path",
     Stale = -24 c"stale",
     Cancelled = -25 c"cancelled",
+    NoPublishers = -26 c"no publishers",
 }
 
 impl Status {
@@ -79,7 +80,8 @@ macro_rules! from_kinds {
 from_kinds! {
     pubsub: InvalidArgument | SettingsDiffer | NotFound | OverBudget | TooLong | TooMany
         | TooManyLoans | TooManySamples | WouldBlock | DeadlineExceeded | Evicted | Denied
-        | Malformed | VersionMismatch | Closed | Forked | Poisoned | NoProvider | Interrupted,
+        | Malformed | VersionMismatch | Closed | Forked | Poisoned | NoProvider | Interrupted
+        | NoPublishers,
         NoDevice => NotFound;
     transfer: Malformed | VersionMismatch | NoPath | Stale | Denied | TooMany | DeadlineExceeded
         | Closed | Cancelled | Forked,

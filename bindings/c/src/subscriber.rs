@@ -155,6 +155,17 @@ export! {
         })
     }
 
+    /// Lets pulls end when the last publisher has gone, or not.
+    fn fabricast_subscriber_end_without_publishers(
+        subscriber: Handle<OpenSubscriber>,
+        ends: i32,
+    ) -> i32, c"set end of subscriber" {
+        subscriber.find(OPERATION)?.subscriber.with(OPERATION, Timeout::Forever, |subscriber| {
+            subscriber.end_without_publishers(ends != 0);
+            Ok(())
+        })
+    }
+
     /// A descriptor that is readable while there may be messages.
     fn fabricast_subscriber_descriptor(
         subscriber: Handle<OpenSubscriber>,

@@ -5,9 +5,9 @@ use std::ffi::{CString, c_char};
 use pubsub::Topic;
 
 use crate::failure::c_text;
-use crate::ffi::{Out, OutStruct, Text, export};
+use crate::ffi::{Out, OutArray, OutStruct, Text, export};
 use crate::handle::{Handle, kind};
-use crate::layout::RawTopicSettings;
+use crate::layout::{RawTopicPublisher, RawTopicSettings};
 use crate::node::OpenNode;
 use crate::registry::{self, export_close};
 
@@ -60,6 +60,19 @@ export! {
         name: Out<'_, *const c_char>,
     ) -> i32, c"get name of topic" {
         name.put(topic.find(OPERATION)?.name.as_ptr())
+    }
+
+    /// Lists its publishers, as many as there is room for.
+    fn fabricast_topic_publishers(
+        topic: Handle<OpenTopic>,
+        publishers: OutArray<'_, RawTopicPublisher>,
+        capacity: usize,
+        count: Out<'_, usize>,
+    ) -> i32, c"list publishers of topic" {
+        let found = topic.find(OPERATION)?.topic.publishers();
+        let raw: Vec<_> = found.iter().take(capacity).map(RawTopicPublisher::of).collect();
+        publishers.put(OPERATION, "publishers", capacity, &raw)?;
+        count.put(found.len())
     }
 
     fn fabricast_topic_settings_of(

@@ -294,6 +294,7 @@ impl SubscribeRun<'_> {
                     let origin = format!(" at node \"{}\"", name.escape_debug());
                     self.report_lost_publisher(&origin, &format!("publisher {publisher}"));
                 }
+                Event::NoPublishers => tracing::info!("the last publisher has gone"),
                 Event::Evicted { held_for } => {
                     self.outcome.is_evicted = true;
                     let held_for =
