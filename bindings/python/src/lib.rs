@@ -2,7 +2,7 @@
 //!
 //! Modules, each importing only those before it: `data_type`, `layout`, `failure`, `waits`,
 //! `exclusive`, `closable`, `array`, `streams`, `caller_stream`, `release`, `kept`, `memory`, `torch_allocator`,
-//! `shared`, `agent`, `publisher`, `subscriber`, `topic`, `node`, `group`, `information`, `log`.
+//! `shared`, `agent`, `publisher`, `topic_publisher`, `subscriber`, `topic`, `node`, `group`, `information`, `log`.
 
 mod agent;
 mod array;
@@ -24,6 +24,7 @@ mod shared;
 mod streams;
 mod subscriber;
 mod topic;
+mod topic_publisher;
 mod torch_allocator;
 mod waits;
 
@@ -51,9 +52,11 @@ mod _native {
     #[pymodule_export]
     use super::shared::{PyShared, open, share};
     #[pymodule_export]
-    use super::subscriber::{PySample, PySubscriber};
+    use super::subscriber::{PySample, PySubscriber, PyUntilEnd};
     #[pymodule_export]
     use super::topic::PyTopic;
+    #[pymodule_export]
+    use super::topic_publisher::PyTopicPublisher;
     #[pymodule_export]
     use super::torch_allocator::{_pool_statistics, _trim_pool};
 

@@ -5,10 +5,10 @@ use std::ptr;
 use std::sync::{Arc, Mutex};
 
 use gpu::{Block, CopyMethod, DEFAULT_TIMEOUT, Device, DeviceName};
-use pubsub::{Attempt, Loan, MAX_METADATA, Publisher, Sent};
+use pubsub::{Attempt, Loan, MAX_METADATA, Publisher, PublisherEvent, Sent};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyDict, PyTuple};
 use threads::lock;
 
 use crate::array::{Array, Owner, Source, data_type_of, gather};
@@ -307,6 +307,31 @@ impl PyPublisher {
         wait(py, operation, timeout, cause, |slice| {
             unless_late(publisher.wait_for_subscribers(count, slice))
         })
+    }
+
+    /// Waits until no subscriber is left, on this node and on others.
+    #[pyo3(signature = (*, timeout=30.0))]
+    fn wait_for_no_subscribers(&self, py: Python<'_>, timeout: Option<f64>) -> Result<()> {
+        let operation = "wait for end of subscribers";
+        let timeout = Timeout::new(operation, timeout)?;
+        let publisher = self.publisher.get(operation)?;
+        let cause = || "subscribers are left".to_owned();
+        wait(py, operation, timeout, cause, |slice| {
+            unless_late(publisher.wait_for_no_subscribers(slice))
+        })
+    }
+
+    /// The next event, as a dictionary; None without one. `no-subscribers`: the last subscriber has
+    /// left or died, on this node and on others.
+    fn poll_event<'py>(&self, py: Python<'py>) -> Result<Option<Bound<'py, PyDict>>> {
+        let event = self.publisher.get("poll event of publisher")?.poll_event();
+        let Some(event) = event else { return Ok(None) };
+        let fields = PyDict::new(py);
+        match event {
+            PublisherEvent::NoSubscribers => fields.set_item("event", "no-subscribers")?,
+            other => fields.set_item("event", format!("{other:?}"))?,
+        }
+        Ok(Some(fields))
     }
 
     /// Number of subscribers that would receive a message.

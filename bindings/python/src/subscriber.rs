@@ -16,6 +16,7 @@ use crate::failure::Result;
 use crate::layout::Layout;
 use crate::release::leave;
 use crate::streams::UsingStreams;
+use crate::topic_publisher::PyTopicPublisher;
 use crate::waits::{Timeout, unless_late, wait};
 
 const PULL: &str = "pull from topic";
@@ -48,6 +49,15 @@ impl PySubscriber {
         self.subscriber.with(py, operation, |subscriber| Ok(call(subscriber)?))
     }
 
+    /// The next message of an iteration; None at its end.
+    fn next(&self, py: Python<'_>, until_end: bool) -> Result<Option<PySample>> {
+        match self.pull(py, None, until_end) {
+            Err(error) if error.is_of("Closed") && self.closer.is_closed() => Ok(None),
+            Err(error) if error.is_of("NoPublishers") => Ok(None),
+            pulled => pulled.map(Some),
+        }
+    }
+
     fn sample(&self, sample: Sample) -> PySample {
         let metadata = sample.metadata();
         let length = sample.length();
@@ -71,21 +81,76 @@ impl PySubscriber {
 
 #[pymethods]
 impl PySubscriber {
-    /// Waits for the next message.
-    #[pyo3(signature = (*, timeout=30.0))]
-    fn pull(&self, py: Python<'_>, timeout: Option<f64>) -> Result<PySample> {
+    /// Waits for the next message. With `until_end` it raises `NoPublishers` when the last publisher
+    /// has left or died, on this node and on others, and all messages were pulled; there must have
+    /// been a publisher.
+    #[pyo3(signature = (*, timeout=30.0, until_end=false))]
+    fn pull(&self, py: Python<'_>, timeout: Option<f64>, until_end: bool) -> Result<PySample> {
         let timeout = Timeout::new(PULL, timeout)?;
         let cause = || format!("topic \"{}\" has no message", self.topic);
         let sample = wait(py, PULL, timeout, cause, |slice| {
-            self.subscriber.step(PULL, |subscriber| unless_late(subscriber.pull(slice)))
+            self.subscriber.step(PULL, |subscriber| {
+                subscriber.end_without_publishers(until_end);
+                unless_late(subscriber.pull(slice))
+            })
         })?;
         Ok(self.sample(sample))
     }
 
-    /// The next message, or None if there is none now.
-    fn try_pull(&self, py: Python<'_>) -> Result<Option<PySample>> {
-        let pulled = self.with(py, PULL, Subscriber::try_pull)?;
+    /// The next message, or None if there is none now. `until_end` is as in `pull`.
+    #[pyo3(signature = (*, until_end=false))]
+    fn try_pull(&self, py: Python<'_>, until_end: bool) -> Result<Option<PySample>> {
+        let pulled = self.with(py, PULL, |subscriber| {
+            subscriber.end_without_publishers(until_end);
+            subscriber.try_pull()
+        })?;
         Ok(pulled.map(|sample| self.sample(sample)))
+    }
+
+    /// An iterator of samples, also for `async for`, that ends when the last publisher has left or
+    /// died, on this node and on others, and all messages were pulled. It waits for the first
+    /// publisher.
+    ///
+    /// >>> import tempfile
+    /// >>> import fabricast
+    /// >>> directory = tempfile.TemporaryDirectory()
+    /// >>> with fabricast.Node(directory.name) as node:
+    /// ...     topic = node.topic("letters")
+    /// ...     subscriber = topic.subscriber()
+    /// ...     with topic.publisher() as publisher:
+    /// ...         for letter in (b"a", b"b"):
+    /// ...             sent = publisher.publish(letter)
+    /// ...     [sample.array.tobytes() for sample in subscriber.until_end()]
+    /// [b'a', b'b']
+    /// >>> directory.cleanup()
+    fn until_end(slf: Py<Self>) -> PyUntilEnd {
+        PyUntilEnd { subscriber: slf }
+    }
+
+    /// The publishers of the topic on this node, and other nodes that publish to it.
+    fn publishers(&self, py: Python<'_>) -> Result<Vec<PyTopicPublisher>> {
+        let operation = "list publishers of topic";
+        let found = self.with(py, operation, |subscriber| Ok(subscriber.publishers()))?;
+        Ok(found.into_iter().map(PyTopicPublisher::of).collect())
+    }
+
+    /// Waits until the topic has this many publishers; another node counts as one. Returns their
+    /// number.
+    #[pyo3(signature = (count=1, *, timeout=30.0))]
+    fn wait_for_publishers(
+        &self,
+        py: Python<'_>,
+        count: usize,
+        timeout: Option<f64>,
+    ) -> Result<usize> {
+        let operation = "wait for publishers";
+        let timeout = Timeout::new(operation, timeout)?;
+        let cause = || format!("topic \"{}\" has fewer than {count} publishers", self.topic);
+        wait(py, operation, timeout, cause, |slice| {
+            self.subscriber.step(operation, |subscriber| {
+                unless_late(subscriber.wait_for_publishers(count, slice))
+            })
+        })
     }
 
     /// A descriptor for select, poll and asyncio, which is readable while there may be messages.
@@ -114,6 +179,7 @@ impl PySubscriber {
                 fields.set_item("node", PyBytes::new(py, &node))?;
                 fields.set_item("publisher", publisher.as_u64())?;
             }
+            Event::NoPublishers => fields.set_item("event", "no-publishers")?,
             Event::Evicted { held_for } => {
                 fields.set_item("event", "evicted")?;
                 fields.set_item("held_for", held_for.map(|held_for| held_for.as_secs_f64()))?;
@@ -142,14 +208,11 @@ impl PySubscriber {
     /// Waits for the next message; the iteration ends when the subscriber, its topic or its node is
     /// closed.
     fn __next__(&self, py: Python<'_>) -> Result<Option<PySample>> {
-        match self.pull(py, None) {
-            Err(error) if error.is_of("Closed") && self.closer.is_closed() => Ok(None),
-            pulled => pulled.map(Some),
-        }
+        self.next(py, false)
     }
 
     fn __aiter__<'py>(slf: Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        slf.py().import("fabricast._asyncio")?.getattr("Samples")?.call1((slf,))
+        slf.py().import("fabricast._asyncio")?.getattr("Samples")?.call1((slf, false))
     }
 
     /// Closes it at once: calls that wait in other threads raise `Closed`. Samples that were pulled
@@ -167,6 +230,29 @@ impl PySubscriber {
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
         self.close(py);
+    }
+}
+
+/// Iterates over the samples of a subscriber until the last publisher has gone.
+#[pyclass(frozen, name = "UntilEnd", module = "fabricast")]
+#[derive(Debug)]
+pub(crate) struct PyUntilEnd {
+    subscriber: Py<PySubscriber>,
+}
+
+#[pymethods]
+impl PyUntilEnd {
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __next__(&self, py: Python<'_>) -> Result<Option<PySample>> {
+        self.subscriber.get().next(py, true)
+    }
+
+    fn __aiter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let samples = py.import("fabricast._asyncio")?.getattr("Samples")?;
+        samples.call1((self.subscriber.clone_ref(py), true))
     }
 }
 

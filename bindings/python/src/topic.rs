@@ -9,6 +9,7 @@ use crate::failure::Result;
 use crate::layout::Layout;
 use crate::publisher::PyPublisher;
 use crate::subscriber::PySubscriber;
+use crate::topic_publisher::PyTopicPublisher;
 use crate::waits::interruptibly;
 
 /// A topic: its messages are bytes or arrays, each stored once for all its subscribers of a node.
@@ -67,6 +68,11 @@ impl PyTopic {
     #[getter]
     fn type_name(&self) -> Option<String> {
         self.settings.type_name.map(|name| name.to_string())
+    }
+
+    /// Publishers of the topic on this node, and other nodes that publish to it.
+    fn publishers(&self) -> Vec<PyTopicPublisher> {
+        self.topic.publishers().into_iter().map(PyTopicPublisher::of).collect()
     }
 
     /// Closes the topic: publishers and subscribers made from it end at once, also calls that wait

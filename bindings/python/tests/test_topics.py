@@ -377,6 +377,85 @@ def test_closed_node_does_not_block_publishers_of_others(tmp_path):
             subscriber.pull()
 
 
+def start_publisher(directory, count):
+    """A process that publishes so many messages to "numbers", prints a line, and waits."""
+    program = (
+        "import sys, fabricast\n"
+        "node = fabricast.Node(sys.argv[1], label='camera')\n"
+        "publisher = node.open('numbers').publisher()\n"
+        "for number in range(int(sys.argv[2])):\n"
+        "    publisher.publish(bytes([number]))\n"
+        "print(flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(directory), str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout.readline()
+    return process
+
+
+def numbers(samples):
+    return [sample.array.tobytes()[0] for sample in samples]
+
+
+@pytest.mark.parametrize("how", ["iterator", "pull", "asyncio"])
+def test_iterations_end_when_the_last_publisher_was_killed(tmp_path, how):
+    with fabricast.Node(tmp_path) as node:
+        topic = node.topic("numbers")
+        subscriber = topic.subscriber()
+        with pytest.raises(BlockingIOError):
+            subscriber.pull(timeout=0, until_end=True)
+        assert topic.publishers() == []
+        process = start_publisher(tmp_path, 3)
+        assert subscriber.wait_for_publishers(timeout=DEADLINE) == 1
+        [found] = topic.publishers()
+        assert (found.label, found.process, found.node, found.is_alive) == ("camera", process.pid, None, True)
+        assert found.publisher == subscriber.publishers()[0].publisher
+        begin = time.monotonic()
+        killer = threading.Timer(0.2, process.kill)
+        killer.start()
+
+        def pull():
+            while True:
+                try:
+                    yield subscriber.pull(until_end=True)
+                except errors.NoPublishers:
+                    return
+
+        async def read():
+            return numbers([sample async for sample in subscriber.until_end()])
+
+        match how:
+            case "iterator":
+                assert numbers(subscriber.until_end()) == [0, 1, 2]
+            case "pull":
+                assert numbers(pull()) == [0, 1, 2]
+            case "asyncio":
+                assert asyncio.run(asyncio.wait_for(read(), DEADLINE)) == [0, 1, 2]
+        assert 0.1 < time.monotonic() - begin < 5
+        events = [event["event"] for event in iter(subscriber.poll_event, None)]
+        assert events == ["publisher-lost", "no-publishers"]
+        # It does not end otherwise.
+        with pytest.raises(errors.DeadlineExceeded):
+            subscriber.pull(timeout=0.01)
+        process.wait()
+
+
+def test_publishers_are_told_when_the_last_subscriber_has_gone(node, name):
+    topic = node.topic(name)
+    with topic.publisher() as publisher:
+        publisher.wait_for_no_subscribers(timeout=0)
+        assert publisher.poll_event() is None
+        subscriber = topic.subscriber()
+        with pytest.raises(errors.DeadlineExceeded):
+            publisher.wait_for_no_subscribers(timeout=0.05)
+        threading.Timer(0.1, subscriber.close).start()
+        publisher.wait_for_no_subscribers(timeout=DEADLINE)
+        assert publisher.poll_event() == {"event": "no-subscribers"}
+        assert publisher.poll_event() is None
+
+
 def programs_of(page):
     """The programs of a page, by their order."""
     import pathlib

@@ -10,10 +10,12 @@ _PAUSE = 0.2
 
 
 class Samples:
-    """Asynchronous iterator of the samples of a subscriber."""
+    """Asynchronous iterator of the samples of a subscriber: until it is closed or, with until_end, until the last
+    publisher has gone."""
 
-    def __init__(self, subscriber):
+    def __init__(self, subscriber, until_end):
         self._subscriber = subscriber
+        self._until_end = until_end
 
     def __aiter__(self):
         return self
@@ -21,16 +23,16 @@ class Samples:
     async def __anext__(self):
         while True:
             try:
-                sample = self._subscriber.try_pull()
+                sample = self._subscriber.try_pull(until_end=self._until_end)
                 if sample is not None:
                     return sample
                 descriptor = self._subscriber.fileno()
-            except errors.Closed:
+                # Once it has been made readable, the next message may be there already.
+                sample = self._subscriber.try_pull(until_end=self._until_end)
+                if sample is not None:
+                    return sample
+            except (errors.Closed, errors.NoPublishers):
                 raise StopAsyncIteration from None
-            # Once it has been made readable, the next message may be there already.
-            sample = self._subscriber.try_pull()
-            if sample is not None:
-                return sample
             loop = asyncio.get_running_loop()
             readable = loop.create_future()
             # A descriptor of this task: an event loop has one callback for each, and the subscriber may

@@ -90,6 +90,10 @@ class Closed(Error):
     """The node, or an object of it, was closed or lost."""
 
 
+class NoPublishers(Error):
+    """The last publisher has left or died, all messages were pulled, and the caller asked for the end."""
+
+
 class Poisoned(Error):
     """The message will never be complete: its publisher died, or its device failed."""
 
