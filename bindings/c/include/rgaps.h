@@ -88,8 +88,8 @@ rgaps_subscriber_t *subscriber_init(const char *topic_name);
 /*
  * Waits for the next message, and returns its address: on the topic's device, in memory that all
  * readers share. It is not written, and valid until this subscriber's next subscriber_pull or
- * subscriber_destroy, even if the subscriber is evicted in between; kernels must not read it any more then. Messages of one publisher arrive in
- * order and without gaps. NULL on failure.
+ * subscriber_destroy, also if the subscriber is evicted in between; kernels must not read it any
+ * more then. Messages of one publisher arrive in order and without gaps. NULL on failure.
  */
 void *subscriber_pull(rgaps_subscriber_t *subscriber);
 

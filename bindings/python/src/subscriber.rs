@@ -328,8 +328,8 @@ impl PySample {
         &self.metadata
     }
 
-    /// True if the message is still held: not if its subscriber was evicted. Then its memory may
-    /// belong to another message.
+    /// True if the message is still held: not if the service has taken this process for dead. Then
+    /// its memory may belong to another message. An eviction leaves it held.
     #[getter]
     fn is_valid(&self) -> Result<bool> {
         self.get("check sample", Sample::is_valid)

@@ -1,11 +1,16 @@
 """Arrays in messages, by each protocol."""
 
 import array
+import contextlib
 import ctypes
 import gc
+import subprocess
+import sys
+import time
 
 import fabricast
 import pytest
+from fabricast import errors
 
 numpy = pytest.importorskip("numpy")
 
@@ -107,21 +112,22 @@ def test_other_objects_are_refused(exchange):
 
 
 def test_memory_stays_as_long_as_a_view(node, name):
-    topic = node.topic(name, depth=2, largest=4096)
+    topic = node.topic(name, max_held=1, largest=4096)
     with topic.subscriber() as subscriber, topic.publisher() as publisher:
         publisher.publish(numpy.full(1024, 7, "uint8"))
         sample = subscriber.pull(timeout=10)
         view = numpy.asarray(sample.array)
         sample.release()
-        with pytest.raises(fabricast.errors.Closed, match="released"):
+        with pytest.raises(errors.Closed, match="released"):
             sample.array
-        publisher.publish(bytes(1024))
-        with pytest.raises(TimeoutError, match="no room"):
-            publisher.publish(bytes(1024), timeout=0.1)
+        for _ in range(10):
+            publisher.publish(bytes(1024))
+        with pytest.raises(errors.TooManySamples):
+            subscriber.pull(timeout=0.1)
         assert (view == 7).all()
         del view
         gc.collect()
-        publisher.publish(bytes(1024), timeout=10)
+        assert subscriber.pull(timeout=10).array.tobytes() == bytes(1024)
 
 
 def test_read_only_arrays_are_not_written(exchange):
@@ -138,14 +144,15 @@ def test_read_only_arrays_are_not_written(exchange):
 
 
 def test_unconsumed_capsules_release_the_message(node, name):
-    topic = node.topic(name, depth=1, largest=64)
+    topic = node.topic(name, depth=1, max_held=1, largest=64)
     with topic.subscriber() as subscriber, topic.publisher() as publisher:
         publisher.publish(b"first")
         capsule = subscriber.pull(timeout=10).array.__dlpack__(max_version=(1, 0))
-        with pytest.raises(TimeoutError):
-            publisher.publish(b"second", timeout=0.1)
-        del capsule
         publisher.publish(b"second", timeout=10)
+        with pytest.raises(errors.TooManySamples):
+            subscriber.pull(timeout=0.1)
+        del capsule
+        assert subscriber.pull(timeout=10).array.tobytes() == b"second"
 
 
 def test_narrow_types_are_carried(node, name):
@@ -171,3 +178,66 @@ def test_torch_reads_in_place(exchange):
         assert received.dtype == dtype and torch.equal(received.view(torch.uint8), sent.view(torch.uint8))
     with pytest.raises(BufferError):
         exchange(torch.zeros(3, requires_grad=True))
+
+
+HELD_PUBLISHER = """
+import itertools, sys, time, fabricast
+with fabricast.Node(sys.argv[1]) as node:
+    publisher = node.topic("held", largest=4096, depth=2, max_held=8, release_deadline=0.5).publisher()
+    print("ready", flush=True)
+    publisher.wait_for_subscribers(1)
+    for number in itertools.count():
+        publisher.publish(bytes([number & 255]) * 4096)
+        time.sleep(0.001)
+"""
+
+
+@contextlib.contextmanager
+def held_publisher(directory):
+    """A publisher, which serves the node if nobody does, until it is killed."""
+    program = [sys.executable, "-c", HELD_PUBLISHER, directory]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_views_do_not_change_over_evictions_and_kills(tmp_path):
+    directory = str(tmp_path)
+
+    def compare(seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for view, first in views:
+                assert bytes(view) == first
+            time.sleep(0.01)
+
+    with contextlib.ExitStack() as publishers:
+        first, second = (publishers.enter_context(held_publisher(directory)) for _ in range(2))
+        with fabricast.Node(directory, service="external") as node:
+            topic = node.open("held")
+            with topic.subscriber() as subscriber:
+                kinds = [lambda it: it, memoryview, numpy.asarray, numpy.from_dlpack]
+                with contextlib.suppress(ImportError):
+                    import torch
+
+                    kinds.append(lambda it: torch.from_dlpack(it).numpy())
+                views = [(kind(subscriber.pull().array), None) for kind in kinds]
+                views = [(view, bytes(view)) for view, _ in views]
+                assert len({first for _, first in views}) == len(kinds)
+                compare(1)
+                with pytest.raises(errors.Evicted):
+                    subscriber.pull()
+                first.kill()
+                compare(0.7)
+                publishers.enter_context(held_publisher(directory))
+                second.kill()
+                compare(0.7)
+            # The views outlive the subscriber, and a new one reads on.
+            with topic.subscriber() as again:
+                for _ in range(20):
+                    assert len(set(bytes(again.pull().array))) == 1
+            compare(0.1)
+        compare(0.1)

@@ -137,15 +137,21 @@ static void calls(void *(*run)(void *), int *number)
     DONE(fabricast_sample_memory(sample, &address, &length));
     CHECK(length == 3 && memcmp(address, "one", 3) == 0);
 
+    DONE(fabricast_publisher_push(publisher, "two", 3, LONG));
+
     /* No message was sent, and a loan is unchanged. */
     INTERRUPTED(run, number, fabricast_publisher_flush(publisher, FABRICAST_FOREVER));
-    INTERRUPTED(run, number, fabricast_publisher_push(publisher, "two", 3, FABRICAST_FOREVER));
+    INTERRUPTED(run, number, fabricast_publisher_push(publisher, "none", 4, FABRICAST_FOREVER));
     DONE(fabricast_publisher_loan(publisher, 5, LONG, &loan));
     DONE(fabricast_loan_write(loan, 0, "three", 5));
     INTERRUPTED(run, number, fabricast_loan_publish(loan, FABRICAST_FOREVER, NULL, 0));
     DONE(fabricast_sample_release(sample));
+    DONE(fabricast_subscriber_pull(subscriber, FABRICAST_NOW, &sample));
+    DONE(fabricast_sample_memory(sample, &address, &length));
+    CHECK(length == 3 && memcmp(address, "two", 3) == 0);
+    DONE(fabricast_sample_release(sample));
     DONE(fabricast_loan_publish(loan, LONG, &sent, sizeof sent));
-    CHECK(sent.position == 1 && sent.subscribers == 1);
+    CHECK(sent.position == 2 && sent.subscribers == 1);
     DONE(fabricast_subscriber_pull(subscriber, LONG, &sample));
     DONE(fabricast_sample_memory(sample, &address, &length));
     CHECK(length == 5 && memcmp(address, "three", 5) == 0);
