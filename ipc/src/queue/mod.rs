@@ -151,7 +151,11 @@ impl fmt::Display for QueueError {
             Self::Full => f.write_str("the queue is full"),
             Self::NoSubscribers => f.write_str("the queue has no subscribers"),
             Self::TooManySubscribers => {
-                write!(f, "there are {MAX_PROCESS_SUBSCRIBERS} subscribers already")
+                write!(
+                    f,
+                    "there are {MAX_PROCESS_SUBSCRIBERS} subscribers already, with those that were \
+                     evicted and still hold messages"
+                )
             }
             Self::NotSubscribed => f.write_str("the subscriber was removed from the queue"),
             Self::LockTimeout(held) => held.fmt(f),

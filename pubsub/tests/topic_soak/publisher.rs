@@ -13,6 +13,31 @@ use crate::topics::{self, TIMEOUT};
 /// Between two messages of a topic.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// Publishes on the topics for holders of samples, until it is killed or stopped.
+pub fn run_for_holders(directory: &Path, id: u64) {
+    let node = topics::join(directory);
+    let is_over = &AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for (name, settings) in topics::held() {
+            let topic = node.topic(&name, &settings).expect("open the topic");
+            scope.spawn(move || {
+                let publisher = topic.publisher().expect("create publisher of topic");
+                for number in 1.. {
+                    if is_over.load(Relaxed) {
+                        break;
+                    }
+                    let bytes = Message { publisher: id, number }.bytes();
+                    publisher.push(&bytes, TIMEOUT).expect("push");
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+            });
+        }
+        say("ready");
+        while next_line().is_some_and(|line| line != "stop") {}
+        is_over.store(true, Relaxed);
+    });
+}
+
 pub fn run(directory: &Path) {
     let node = topics::join(directory);
     let is_over = &AtomicBool::new(false);

@@ -12,6 +12,11 @@ use crate::topics::TIMEOUT;
 /// Shorter than the longest cut of the link, so that destinations are given up, too.
 const LOST_AFTER: Duration = Duration::from_secs(5);
 
+/// The service of a node without a network.
+pub fn run_alone(directory: &Path) {
+    serve(directory, None);
+}
+
 pub fn run(directory: &Path, number: u8) {
     let network = NetworkOptions {
         listen: Some(address(number)),
@@ -21,10 +26,14 @@ pub fn run(directory: &Path, number: u8) {
         lost_after: LOST_AFTER,
         ..NetworkOptions::default()
     };
+    serve(directory, Some(network));
+}
+
+fn serve(directory: &Path, network: Option<NetworkOptions>) {
     let options = NodeOptions {
         directory: directory.to_owned(),
         service: ServiceMode::Dedicated,
-        network: Some(network),
+        network,
         service_timeout: TIMEOUT,
         ..NodeOptions::default()
     };

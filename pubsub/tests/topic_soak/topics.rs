@@ -33,6 +33,22 @@ pub fn all() -> Vec<(String, TopicSettings)> {
     topics.collect()
 }
 
+/// Topics for holders of samples: a holder that stalls blocks publishers, and is evicted.
+pub fn held() -> Vec<(String, TopicSettings)> {
+    let settings = [Reliability::Reliable, Reliability::DropOldest].map(|reliability| {
+        let settings = TopicSettings {
+            reliability,
+            depth: 16,
+            max_held: 16,
+            largest: LARGEST as u64,
+            release_deadline: Duration::from_secs(1),
+            ..TopicSettings::default()
+        };
+        (format!("held-{reliability}"), settings)
+    });
+    settings.into()
+}
+
 /// Joins a node that another process serves.
 pub fn join(directory: &Path) -> Node {
     let options = NodeOptions {
