@@ -14,23 +14,21 @@ import numpy
 SHAPE = (480, 640, 3)
 
 
-async def read(directory, number, ready, last):
+async def read(directory, number, ready):
     with fabricast.Node(directory) as node:
         subscriber = node.open("camera").subscriber()
         ready.release()
         seen = 0
-        async for sample in subscriber:
+        async for sample in subscriber.until_end():
             frame = numpy.asarray(sample.array)
             assert (frame[0, 0, 0] == frame[-1, -1, -1]) and frame.shape == SHAPE
             seen += 1
-            if sample.sequence == last:
-                break
             await asyncio.sleep(0.001 * number)  # some readers are slow
         return seen, subscriber.missed
 
 
-def reader(directory, number, ready, last, results):
-    results.put(asyncio.run(read(directory, number, ready, last)))
+def reader(directory, number, ready, results):
+    results.put(asyncio.run(read(directory, number, ready)))
 
 
 def main():
@@ -45,7 +43,7 @@ def main():
         topic = node.topic("camera", dtype="uint8", shape=SHAPE, reliability="drop-oldest", depth=4)
         publisher = topic.publisher()
         readers = [
-            context.Process(target=reader, args=(directory, number, ready, options.frames, results))
+            context.Process(target=reader, args=(directory, number, ready, results))
             for number in range(options.readers)
         ]
         for process in readers:
@@ -56,6 +54,7 @@ def main():
         for number in range(options.frames):
             with publisher.loan() as loan:
                 numpy.asarray(loan.array)[:] = number % 256
+        publisher.close()
         for _ in readers:
             seen, missed = results.get(timeout=60)
             assert seen + missed == options.frames, (seen, missed)

@@ -4,8 +4,9 @@
 //! which are passed as file descriptors, consists of [`words`], and stays consistent when a
 //! process dies at any instruction.
 //!
-//! Modules, each importing only those before it: `deadline`, `debug`, `page_size`, `not_inherited`, `per_process`, `participant`, `futex`, `interruption`, `words`, `lock`, `doorbell`, `marked_doorbell`, `watch`,
-//! `segment`, `crash_test`, `channel`, `pidfd`, `allocator`, `queue`.
+//! Modules, each importing only those before it: `deadline`, `debug`, `page_size`, `not_inherited`,
+//! `per_process`, `participant`, `futex`, `interruption`, `membarrier`, `words`, `lock`, `doorbell`,
+//! `marked_doorbell`, `watch`, `segment`, `crash_test`, `channel`, `pidfd`, `allocator`, `queue`.
 
 pub mod allocator;
 pub mod channel;

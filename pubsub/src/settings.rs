@@ -17,8 +17,14 @@ use crate::type_name::TypeName;
 pub const MAX_TOPIC_NAME: usize = 200;
 /// Maximum length of a message's metadata in bytes.
 pub const MAX_METADATA: usize = 256;
-/// A reader that takes the next sample before it drops the last one holds two.
-const MIN_DEFAULT_HELD: u32 = 2;
+/// Default number of samples that a subscriber may hold: as many as unread messages, but at least
+/// two, since a reader that takes the next sample before it drops the last one holds two. If
+/// subscribers together hold the maximum, topics that drop messages drop: there it is higher.
+const fn default_held(depth: u32, reliability: Reliability) -> u32 {
+    let least = if matches!(reliability, Reliability::Reliable) { 2 } else { 16 };
+    if depth < least { least } else { depth }
+}
+
 /// Host memory is also memory of an emulated device.
 const HOST_DEVICE: DeviceName = DeviceName::emulated(0);
 
@@ -254,7 +260,7 @@ pub struct TopicSettings {
     /// Maximum number of samples that a subscriber may hold; they do not count as unread. All
     /// subscribers together may hold as many messages beside the unread ones, and
     /// [evicted](ErrorKind::Evicted) ones as many again. 0: as many as [`depth`](Self::depth), at
-    /// least 2.
+    /// least 2, and at least 16 if the topic drops messages.
     pub max_held: u32,
     /// Maximum message length in bytes.
     pub largest: u64,
@@ -339,7 +345,7 @@ impl TopicSettings {
     #[must_use]
     pub fn held(&self) -> u32 {
         match self.max_held {
-            0 => self.depth.max(MIN_DEFAULT_HELD),
+            0 => default_held(self.depth, self.reliability),
             max_held => max_held,
         }
     }
@@ -404,7 +410,7 @@ impl SharedSettings {
 
     /// With the default number of held samples: other nodes do not send theirs.
     pub(crate) fn with_default_held(self) -> Self {
-        Self { max_held: self.depth.max(MIN_DEFAULT_HELD), ..self }
+        Self { max_held: default_held(self.depth, self.reliability), ..self }
     }
 
     /// Memory reserved for this many publishers, like [`TopicSettings::reserves`].
@@ -447,11 +453,12 @@ impl SharedSettings {
         &self,
         other: &Self,
     ) -> impl Iterator<Item = &'static str> {
+        let has_equal_default = (self.depth, self.reliability) == (other.depth, other.reliability);
         let all = [
             ("memory", self.place != other.place),
             ("loans", self.loans != other.loans),
-            // Otherwise it may follow from the depth.
-            ("max_held", self.depth == other.depth && self.max_held != other.max_held),
+            // Otherwise it may follow from these.
+            ("max_held", has_equal_default && self.max_held != other.max_held),
         ];
         let all = all.into_iter().filter_map(|(name, differs)| differs.then_some(name));
         all.chain(self.differs(other))
@@ -540,7 +547,7 @@ mod tests {
                 place: SharedLocation::Host,
                 reliability: Reliability::Reliable,
                 depth,
-                max_held: if depth < MIN_DEFAULT_HELD { MIN_DEFAULT_HELD } else { depth },
+                max_held: default_held(depth, Reliability::Reliable),
                 largest: 4096,
                 loans: 4,
                 release_microseconds: 1_000_000,

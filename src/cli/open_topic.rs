@@ -239,7 +239,11 @@ fn difference(
     let (mut which, mut options) = (Vec::new(), Vec::new());
     for setting in Setting::all().iter().filter(|setting| setting.is_of_topics()) {
         let (wants, has) = (setting.text(&wanted), setting.text(&existing));
-        if wants != has {
+        let others = |topic: &TopicSettings| (topic.depth, topic.reliability);
+        let follows_others = setting.name == "topic.max_held"
+            && wanted.topic.max_held == 0
+            && others(&wanted.topic) != others(&existing.topic);
+        if wants != has && !follows_others {
             let (name, origin) = (setting.key(), settings.origin(setting.name));
             let origin = origin.unwrap_or("default");
             which.push(format!("{name} is {has}, requested was {wants} ({origin})"));
@@ -311,7 +315,6 @@ mod tests {
             "depth 4",
             "largest 64KiB",
             "loans 1",
-            "max-held 4",
             "release-deadline 1.5",
             "reliability drop-oldest",
         ];

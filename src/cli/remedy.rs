@@ -22,7 +22,7 @@ pub(crate) fn directory_error(settings: &Settings, why: &str) -> Failure {
 pub(crate) fn with_remedy(error: pubsub::Error) -> Failure {
     let remedy = match error.kind() {
         ErrorKind::OverBudget => {
-            "Reserve less (--largest, --depth, --loans), or serve the node with a larger budget (--budget-host, \
+            "Reserve less (--largest, --depth, --max-held, --loans), or serve the node with a larger budget (--budget-host, \
              --budget-device)"
         }
         ErrorKind::TooLong => {

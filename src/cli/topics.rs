@@ -362,7 +362,7 @@ pub(super) mod tests {
             "{out}"
         );
         let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(flat.contains("topics reserve 20.00 MiB of 1.00 GiB (1073741824 bytes)"), "{out}");
+        assert!(flat.contains("topics reserve 52.00 MiB of 1.00 GiB (1073741824 bytes)"), "{out}");
         assert!(to_text(&rows()[..1], false).contains("no topics"));
     }
 
@@ -372,10 +372,10 @@ pub(super) mod tests {
         assert!(out.lines().all(|line| line.chars().count() <= text::WIDTH), "{out}");
         let line = out.lines().filter(|line| line.starts_with("camera")).nth(1).unwrap();
         let cells: Vec<_> = line.split_whitespace().collect();
-        assert_eq!(cells.join(" "), "camera Pose 5 s 20 20971520 0");
+        assert_eq!(cells.join(" "), "camera Pose 5 s 52 54525952 0");
         let all = to_json(&rows()).unwrap();
         assert_eq!(all["topics"][0]["type_name"], "Pose");
-        assert_eq!(all["topics"][0]["reserves"], json!({ "messages": 20, "bytes": 20 << 20 }));
+        assert_eq!(all["topics"][0]["reserves"], json!({ "messages": 52, "bytes": 52 << 20 }));
     }
 
     #[test]

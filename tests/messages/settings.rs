@@ -11,7 +11,7 @@ fn depth_of_zero() {
 #[test]
 fn budget_that_is_too_small_for_any_topic() {
     let why = "fabricast: option --budget-host is \"0\": at least 512 bytes, which the smallest topic reserves; a \
-               topic with default settings reserves 20971520 (20 messages of 1048576 bytes)\n";
+               topic with default settings reserves 54525952 (52 messages of 1048576 bytes)\n";
     TestNode::new().fails(&["node", "--budget-host", "0"], 2, why);
 }
 

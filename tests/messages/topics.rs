@@ -149,9 +149,9 @@ fn absent_peers_are_the_cause_of_a_timeout() {
 #[test]
 fn more_than_the_budget() {
     let test_node = TestNode::new();
-    let why = "fabricast: open topic \"t\" failed: over budget: 20 messages for queue and loans × 1073741824 bytes = \
-               21474836480 bytes; topics already reserve 0 of a budget of 67108864 bytes. Reserve less (--largest, \
-               --depth, --loans), or serve the node with a larger budget (--budget-host, --budget-device)\n";
+    let why = "fabricast: open topic \"t\" failed: over budget: 52 messages for queue, held samples and loans × 1073741824 bytes = \
+               55834574848 bytes; topics already reserve 0 of a budget of 67108864 bytes. Reserve less (--largest, \
+               --depth, --max-held, --loans), or serve the node with a larger budget (--budget-host, --budget-device)\n";
     test_node.fails(&["pub", "t", "--largest", "1G", "--budget-host", "64M"], 7, why);
 }
 

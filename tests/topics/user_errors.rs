@@ -55,7 +55,7 @@ fn invalid_settings_are_usage_errors() {
     fails_with(&test_node, &["node", "--peers", "nowhere"], 2, "not of the form host:port");
     for option in ["--budget-host", "--budget-device"] {
         let why = "at least 512 bytes, which the smallest topic reserves; a topic with default settings \
-                   reserves 20971520 (20 messages of 1048576 bytes)";
+                   reserves 54525952 (52 messages of 1048576 bytes)";
         fails_with(&test_node, &["node", option, "0"], 2, why);
         fails_with(&test_node, &["pub", "t", option, "511"], 2, why);
     }
@@ -189,12 +189,12 @@ fn budget_is_reported_equally_everywhere() {
     fails_with(&test_node, &["pub", "large", "--largest", "1G"], 7, "a budget of 67108864 bytes");
     let cells = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     let output = test_node.succeed(&["topics"]);
-    let figures = "topics reserve 8.00 MiB of 64.00 MiB (67108864 bytes)";
+    let figures = "topics reserve 16.00 MiB of 64.00 MiB (67108864 bytes)";
     assert!(cells(&output).contains(figures), "{output}");
     let output = test_node.succeed(&["topics", "--verbose"]);
-    assert!(output.lines().any(|line| cells(line) == "t bytes 5 s 8 8388608 0"), "{output}");
+    assert!(output.lines().any(|line| cells(line) == "t bytes 5 s 16 16777216 0"), "{output}");
     let topics = test_node.json(&["topics", "--json"]);
-    assert_eq!(topics["topics"][0]["reserves"]["messages"], 8, "{topics}");
+    assert_eq!(topics["topics"][0]["reserves"]["messages"], 16, "{topics}");
     assert_eq!(test_node.json(&["topics", "--json"])["pools"][0]["budget"], 64 << 20);
     sub.signal(nix::sys::signal::Signal::SIGINT);
     sub.succeed();

@@ -258,7 +258,8 @@ typedef struct fabricast_topic_settings {
     const char *type_name;    /* type of its values, 1 to 64 bytes: opening a topic of
                                  another type fails; NULL: any type */
     uint64_t max_held;        /* number of messages that a subscriber may hold, beside unread
-                                 ones; 0: as depth, at least 2 */
+                                 ones; 0: as depth, at least 2, and 16 if the topic
+                                 drops messages */
 } fabricast_topic_settings;
 
 /* fabricast_topic_settings_init(&settings, sizeof settings) */

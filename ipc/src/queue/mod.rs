@@ -511,20 +511,22 @@ impl<W: Words, const E: usize> Queue<W, E> {
             .collect()
     }
 
-    /// The first position from here on whose entry has marks of any subscriber, and passes the
-    /// filter.
+    /// The first position from here on whose entry has marks of any subscriber that was not evicted,
+    /// and passes the filter.
     #[must_use]
     pub fn find_unreleased(
         &self,
         from: u64,
         mut is_meant: impl FnMut([u64; E]) -> bool,
     ) -> Option<u64> {
-        let mut kept: Vec<_> = self.entries_with(u64::MAX).collect();
+        let evicted = (0..MAX_SUBSCRIBERS as u32).filter(|index| self.is_evicted(*index));
+        let counted = !evicted.fold(0, |marks, index| marks | layout::marks(index));
+        let mut kept: Vec<_> = self.entries_with(counted).collect();
         kept.sort_unstable();
         let mut later = kept.into_iter().filter(|(position, _)| *position >= from);
         let found = later.find(|(position, slot)| {
             // The filter does not cover an entry that was published there meanwhile.
-            is_meant(self.entry(*slot)) && self.readers_at(*slot, *position) != 0
+            is_meant(self.entry(*slot)) && self.readers_at(*slot, *position) & counted != 0
         });
         found.map(|(position, _)| position)
     }

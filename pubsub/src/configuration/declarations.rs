@@ -170,15 +170,19 @@ static ALL: LazyLock<Vec<Setting>> = LazyLock::new(|| {
                 count(text, TopicSettings::MAX_DEPTH).map(|depth| all.topic.depth = depth)
             })
             .write(|all| Some(all.topic.depth.to_string())),
-        Setting::new("topic.max_held", Form::Number, "`depth`, at least 2")
-            .about(
-                "Samples that a subscriber may hold, beside unread messages; memory for twice as many \
+        Setting::new(
+            "topic.max_held",
+            Form::Number,
+            "`depth`, at least 2, or 16 if the topic drops messages",
+        )
+        .about(
+            "Samples that a subscriber may hold, beside unread messages; memory for twice as many \
                  is reserved.",
-            )
-            .read(|all, text| {
-                count(text, TopicSettings::MAX_DEPTH).map(|held| all.topic.max_held = held)
-            })
-            .write(|all| Some(all.topic.held().to_string())),
+        )
+        .read(|all, text| {
+            count(text, TopicSettings::MAX_DEPTH).map(|held| all.topic.max_held = held)
+        })
+        .write(|all| Some(all.topic.held().to_string())),
         Setting::new("topic.largest", Form::Size, "1MiB")
             .about("The length of the longest message, in bytes.")
             .read(|all, text| {

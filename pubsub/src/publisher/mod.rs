@@ -587,8 +587,8 @@ impl Publisher {
         loan.publish_by(Some(deadline))?.into_sent("publish to topic", &interruption)
     }
 
-    /// Waits until all subscribers have released all messages that it has published so far. For
-    /// another node it waits until that node has them or is dropped as a destination;
+    /// Waits until all subscribers have released all messages that it has published so far; what
+    /// evicted ones hold does not count. For another node it waits until that node has them or is dropped as a destination;
     /// [`counters`](Self::counters) then has the number that it missed. A subscriber of a full
     /// reliable topic that holds messages blocks its publishers, and may be evicted. While the
     /// topic has room, it may hold messages for longer than this waits.

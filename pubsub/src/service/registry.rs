@@ -306,7 +306,7 @@ impl Registry {
         let refuse = |detail| Err(Error::new(operation, ErrorKind::OverBudget, detail));
         if taken.bytes.saturating_add(bytes) > budget {
             return refuse(format!(
-                "{} for queue and loans × {} = {}; topics already reserve {} of a budget \
+                "{} for queue, held samples and loans × {} = {}; topics already reserve {} of a budget \
                  of {budget} bytes",
                 counted(requested, "message"),
                 counted(settings.largest, "byte"),
@@ -319,7 +319,7 @@ impl Registry {
         let block_capacity = block_capacity.unwrap_or_else(|| self::block_capacity(MAX_BLOCKS));
         if taken.blocks.saturating_add(requested) > block_capacity {
             return refuse(format!(
-                "{} for queue and loans; topics already reserve {} of the {block_capacity} \
+                "{} for queue, held samples and loans; topics already reserve {} of the {block_capacity} \
                  that a pool holds",
                 counted(requested, "message"),
                 taken.blocks

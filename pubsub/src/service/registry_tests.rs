@@ -115,7 +115,10 @@ fn budget_limits_the_number_of_messages_too() {
         }
     };
     assert_eq!((opened, error.kind()), (3, ErrorKind::OverBudget));
-    assert!(error.to_string().contains("65542 messages for queue and loans"), "{error}");
+    assert!(
+        error.to_string().contains("65542 messages for queue, held samples and loans"),
+        "{error}"
+    );
     // Subscribers may hold as many, and evicted ones.
     let held = TopicSettings { max_held: 0, ..deepest };
     assert_eq!(held.reserves(1).blocks, 3 * 65536 + 4);
@@ -162,7 +165,10 @@ fn loans_of_each_publisher_are_reserved() {
     registry.open("it", Some(shared(&SETTINGS)), None, || 7).unwrap();
     let refused = |error: Error| {
         assert_eq!((error.kind(), error.subject()), (ErrorKind::OverBudget, Some("it")));
-        assert!(error.to_string().contains("4 messages for queue and loans × 4096"), "{error}");
+        assert!(
+            error.to_string().contains("4 messages for queue, held samples and loans × 4096"),
+            "{error}"
+        );
     };
     let (participant, other) = (Participant::new(5, 1).unwrap(), Participant::new(6, 1).unwrap());
     let (first, admitted) = publish(&registry, participant);

@@ -40,7 +40,7 @@ const SHORT_TIMEOUT: Duration = Duration::from_millis(20);
 const LIMIT: u64 = 64 << 20;
 
 fn settings() -> TopicSettings {
-    TopicSettings { depth: 4, largest: 1 << 20, ..TopicSettings::default() }
+    TopicSettings { depth: 4, max_held: 4, largest: 1 << 20, ..TopicSettings::default() }
 }
 
 /// Does what the node service does, at once and in the same process.

@@ -18,11 +18,12 @@ fn closed_node_does_not_block_publishers_of_other_processes() {
     let publisher = node.topic("numbers", &settings).unwrap().publisher().unwrap();
     let mut child = ChildProcess::start_piped("external closes-its-node numbers", test_dir.path());
     publisher.wait_for_subscribers(1, TIMEOUT).unwrap();
-    publish(&publisher, 0..8);
-    assert!(publisher.try_push(&message(8)).unwrap().is_none());
+    // It holds one, and has not read eight.
+    publish(&publisher, 0..9);
+    assert!(publisher.try_push(&message(9)).unwrap().is_none());
     let since = Instant::now();
     scope(|scope| {
-        let blocked = scope.spawn(|| publisher.push(&message(8), TIMEOUT));
+        let blocked = scope.spawn(|| publisher.push(&message(9), TIMEOUT));
         sleep(Duration::from_millis(50));
         child.say("close");
         blocked.join().unwrap().unwrap();
@@ -30,7 +31,7 @@ fn closed_node_does_not_block_publishers_of_other_processes() {
     assert!(since.elapsed() < TIMEOUT / 4, "{:?}", since.elapsed());
     assert_eq!(child.line().as_deref(), Some("closed"));
     // It exists, and is a member: it holds one sample.
-    publish(&publisher, 9..16);
+    publish(&publisher, 10..16);
     assert_eq!(publisher.subscribers(), 0);
     until("the service knows that it does not subscribe", || {
         let is_subscriber = |row: &Row| matches!(row, Row::Subscriber { .. });

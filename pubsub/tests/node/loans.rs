@@ -49,7 +49,7 @@ fn loans_of_one_topic_leave_reservations_of_others() {
     let takers = [greedy.publisher().unwrap(), greedy.publisher().unwrap()];
     let refused = greedy.publisher().unwrap_err();
     is_refused(&refused, ErrorKind::OverBudget, "greedy");
-    let figures = "8 messages for queue and loans × 1048576 bytes = 8388608 bytes; topics already \
+    let figures = "8 messages for queue, held samples and loans × 1048576 bytes = 8388608 bytes; topics already \
                    reserve 34603008 of a budget of 34603008 bytes";
     assert_eq!(refused.detail(), figures);
     let taken: Vec<_> = takers.iter().map(all_loans).collect();
