@@ -2,14 +2,14 @@
 //!
 //! The standard harness knows only "passed" and "failed", so a test that returns early counts as
 //! passed. [`skip!`](crate::skip!) therefore also appends a line to the file that
-//! `FABRICAST_SKIPS` names. `scripts/test` prints these lines in its summary, and in CI fails for
+//! `TEST_SKIPS` names. `scripts/test` prints these lines in its summary, and in CI fails for
 //! those that `tests/skips` does not list.
 
 use std::fs::OpenOptions;
 use std::io::Write;
 
 /// The file to which skipped tests are appended, if it is set.
-pub const VARIABLE: &str = "FABRICAST_SKIPS";
+pub const VARIABLE: &str = "TEST_SKIPS";
 
 /// Ends the current test as skipped, with a reason in the form of `format!`.
 ///
@@ -44,7 +44,7 @@ pub fn record(module: &str, reason: &str) {
 ///
 /// # Panics
 ///
-/// If the file that `FABRICAST_SKIPS` names cannot be written: the skip would go unnoticed.
+/// If the file that `TEST_SKIPS` names cannot be written: the skip would go unnoticed.
 pub fn record_as(test: &str, reason: &str) {
     let line = format!("{test}: {}\n", reason.replace('\n', " "));
     print!("skipped: {line}");
