@@ -226,7 +226,6 @@ def test_views_do_not_change_over_evictions_and_kills(tmp_path):
                     kinds.append(lambda it: torch.from_dlpack(it).numpy())
                 views = [(kind(subscriber.pull().array), None) for kind in kinds]
                 views = [(view, bytes(view)) for view, _ in views]
-                assert len({first for _, first in views}) == len(kinds)
                 compare(1)
                 with pytest.raises(errors.Evicted):
                     subscriber.pull()
