@@ -332,6 +332,26 @@ fn entry_released_while_its_slot_is_replaced_is_disposed_of_once() {
     }
 }
 
+/// The slot of the next entry is replaced, since the reader holds the last one there, while the
+/// reader looks for it.
+#[test]
+fn reader_misses_no_entry_whose_slot_is_replaced() {
+    for overflow_policy in [OverflowPolicy::DropOldest, OverflowPolicy::DropNewest] {
+        check_with(3, move || {
+            let (queue, words) = queue(1, overflow_policy);
+            let mut reader = subscribe(&queue, 0);
+            publish(&queue, &words, 2, 0);
+            assert!(queue.take(&mut reader).is_some());
+            let other = words.clone();
+            let publisher = loom::thread::spawn(move || publish(&attach(&other), &other, 2, 1));
+            let found = queue.take(&mut reader);
+            publisher.join().unwrap();
+            let found = found.or_else(|| queue.take(&mut reader));
+            assert_eq!(found.map(|taken| value(taken.entry)), Some(1));
+        });
+    }
+}
+
 /// A subscriber stores a word about an entry that it holds, and holds it afterwards: the
 /// process that disposes of the entry must see the word, whether it is the one that removes it, or
 /// a later reader that releases it last.

@@ -467,7 +467,17 @@ impl<W: Words, const E: usize> Queue<W, E> {
         let slot = self.slot(self.position());
         let readers = self.words.load(slot + Self::READERS, Acquire);
         // Where entries are dropped, only held ones are in the way.
-        let is_unread = !self.overflow_policy.drops() && self.holder_class(slot, readers).is_none();
+        let drops = self.overflow_policy.drops();
+        let is_unread = !drops && self.holder_class(slot, readers).is_none();
+        if !is_unread {
+            let held = if drops { readers & !layout::UNREAD } else { readers };
+            let class = self.class_of(held);
+            let (_, taken) = self.spares_of(class);
+            // Evicted ones hold what is missing.
+            if class == HolderClass::Evicted || taken < u64::from(self.setup.max_held) {
+                return Vec::new();
+            }
+        }
         let marked = self.entries_with(u64::MAX).map(|(position, slot)| {
             let readers = self.readers_at(slot, position);
             let all = (readers >> 32) as u32 | readers as u32;
@@ -519,7 +529,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         from: u64,
         mut is_meant: impl FnMut([u64; E]) -> bool,
     ) -> Option<u64> {
-        let evicted = (0..MAX_SUBSCRIBERS as u32).filter(|index| self.is_evicted(*index));
+        let evicted = (0..MAX_SUBSCRIBERS).filter(|index| self.is_evicted(*index));
         let counted = !evicted.fold(0, |marks, index| marks | layout::marks(index));
         let mut kept: Vec<_> = self.entries_with(counted).collect();
         kept.sort_unstable();

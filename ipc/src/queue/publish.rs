@@ -177,6 +177,12 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// A spare slot for an entry that is held: one that was used before and is free, or the next.
     /// None if subscribers, or evicted ones, hold the maximum of entries in such slots.
     fn find_spare(&self, class: HolderClass) -> Option<u64> {
+        let (free, taken) = self.spares_of(class);
+        free.filter(|_| taken < u64::from(self.setup.max_held))
+    }
+
+    /// A free spare slot, and how many such holders have taken.
+    pub(super) fn spares_of(&self, class: HolderClass) -> (Option<u64>, u64) {
         let (mut free, mut taken) = (None, 0);
         let mut which = 0;
         for slot in self.spares_used() {
@@ -192,7 +198,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
             which += 1;
         }
         let next = (which < self.setup.spares()).then_some(which);
-        free.or(next).filter(|_| taken < u64::from(self.setup.max_held))
+        (free.or(next), taken)
     }
 
     /// Visits all entries that were delivered and not disposed of, while publishers are locked

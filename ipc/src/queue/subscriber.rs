@@ -295,7 +295,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
                 if tail <= position {
                     return None;
                 }
-                // Only now: it may have been published since the last read.
+                // Only now: it may have been published since the last read, in another slot.
+                let slot = self.slot(position);
                 if self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1 {
                     continue;
                 }

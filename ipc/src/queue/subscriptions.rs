@@ -87,7 +87,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
         let resumed = self.words.load(layout::TAIL, Relaxed);
         for slot in self.slots_used() {
             let sequence = self.words.load(slot + layout::SEQUENCE, Acquire);
-            if sequence != 0 && sequence + self.depth <= resumed {
+            // A held entry may have been moved out of the ring.
+            if sequence != 0 && self.slot(sequence - 1) != slot {
                 self.count_missed(slot, index, &mut dispose);
             } else {
                 self.change_mark(slot, held_bit(index), unread_bit(index));
