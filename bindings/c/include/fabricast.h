@@ -454,7 +454,7 @@ typedef struct fabricast_event {
     char node[40];      /* the publisher's, as in fabricast_sample_info.origin; empty: this one */
 } fabricast_event;
 
-/* The next event of the subscriber; never waits. */
+/* The next event of the subscriber; never waits. Closing it is no event. */
 fabricast_status fabricast_subscriber_event(fabricast_subscriber *subscriber,
                                             fabricast_event *event, size_t size);
 
@@ -462,7 +462,7 @@ fabricast_status fabricast_subscriber_event(fabricast_subscriber *subscriber,
  * With ends other than 0, pulls fail with FABRICAST_E_NO_PUBLISHERS once the last publisher has
  * left or died and all messages were pulled, also those that wait. There must have been a publisher
  * since the subscriber was opened. A node that is lost counts until it is given up. If a publisher
- * comes later, its messages are pulled.
+ * comes later, its messages are pulled. FABRICAST_E_WOULD_BLOCK while another thread pulls.
  */
 fabricast_status fabricast_subscriber_end_without_publishers(fabricast_subscriber *subscriber,
                                                              int ends);

@@ -160,7 +160,7 @@ export! {
         subscriber: Handle<OpenSubscriber>,
         ends: i32,
     ) -> i32, c"set end of subscriber" {
-        subscriber.find(OPERATION)?.subscriber.with(OPERATION, Timeout::Forever, |subscriber| {
+        subscriber.find(OPERATION)?.subscriber.with(OPERATION, Timeout::Now, |subscriber| {
             subscriber.end_without_publishers(ends != 0);
             Ok(())
         })

@@ -28,6 +28,7 @@ impl Endpoint for PublisherState {
             // A message that another thread is publishing is published first.
             let _sequencer = lock(&self.sequencer);
             if self.slot().is_of(node.me, self.id) {
+                let _ = self.last_counters.set(self.counters());
                 self.slot().leave();
             }
         }

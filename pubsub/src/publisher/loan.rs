@@ -101,7 +101,11 @@ impl Loan {
                 is_stream_ordered: false,
             }),
             Err(error) => {
-                state.give_back(block);
+                if local.in_flight().is_none_or(|in_flight| in_flight.is_done()) {
+                    state.give_back(block);
+                }
+                // Otherwise the block stays with this process: a device that did not end the clearing
+                // in time may still write it.
                 Err(error)
             }
         }

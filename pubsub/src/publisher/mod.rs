@@ -7,7 +7,7 @@ mod stream_writes;
 mod subscriber_watch;
 mod wait_span;
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use gpu::Slice;
@@ -118,6 +118,8 @@ struct PublisherState {
     span: WaitSpan,
     loans: Arc<LoanLimit>,
     closed: ClosedMark,
+    /// Counters when it was closed.
+    last_counters: OnceLock<PublisherCounters>,
     subscriber_watch: SubscriberWatch,
 }
 
@@ -332,6 +334,21 @@ impl Drop for PublisherState {
     }
 }
 
+impl PublisherState {
+    fn counters(&self) -> PublisherCounters {
+        let Self { context, id, evicted_before, .. } = self;
+        let topic = &context.topic;
+        let seen = self.slot().seen().filter(|seen| seen.id == *id);
+        seen.map_or_else(PublisherCounters::default, |seen| PublisherCounters {
+            messages: seen.messages,
+            bytes: seen.bytes,
+            dropped: seen.dropped,
+            missed_by_nodes: topic.missed_by_nodes_of(*id),
+            evicted: topic.evictions().saturating_sub(*evicted_before),
+        })
+    }
+}
+
 impl Publisher {
     pub(crate) fn new(context: TopicContext) -> Result<Self> {
         let operation = "create publisher of topic";
@@ -346,6 +363,7 @@ impl Publisher {
             let slot = context.topic.publisher(id);
             if slot.is_of(context.node.me, id) {
                 slot.abandon();
+                context.topic.local().messages().ring();
             }
             context.participants_changed();
             error.on(context.topic.name())
@@ -366,6 +384,7 @@ impl Publisher {
             span: WaitSpan::default(),
             loans,
             closed: ClosedMark::default(),
+            last_counters: OnceLock::new(),
             subscriber_watch: SubscriberWatch::default(),
         });
         let endpoint: Weak<dyn Endpoint> = Arc::<PublisherState>::downgrade(&state);
@@ -395,19 +414,11 @@ impl Publisher {
         self.state.context.topic.name()
     }
 
-    /// Counters since it was created.
+    /// Counters since it was created, until it was closed.
     #[must_use]
     pub fn counters(&self) -> PublisherCounters {
-        let PublisherState { context, id, evicted_before, .. } = &*self.state;
-        let topic = &context.topic;
-        let seen = self.state.slot().seen().filter(|seen| seen.id == *id);
-        seen.map_or_else(PublisherCounters::default, |seen| PublisherCounters {
-            messages: seen.messages,
-            bytes: seen.bytes,
-            dropped: seen.dropped,
-            missed_by_nodes: topic.missed_by_nodes_of(*id),
-            evicted: topic.evictions().saturating_sub(*evicted_before),
-        })
+        let last = self.state.last_counters.get().copied();
+        last.unwrap_or_else(|| self.state.counters())
     }
 
     /// Sets its wait strategy.

@@ -295,6 +295,7 @@ impl Replicator {
 
     fn send_interests(&mut self) {
         let interests = self.routing.interests();
+        self.routing.tell_last_sequences(&interests, &self.remote_nodes);
         tracing::trace!(?interests, "interests sent to other nodes");
         if let Err(error) = self.remote_nodes.peers().set_interests(interests) {
             tracing::warn!(%error, "cannot send interests to other nodes");

@@ -554,8 +554,11 @@ impl Subscriber {
                 self.lookahead[direction as usize] = Some((position, entry));
                 Ok(None)
             }
-            // The subscriber was evicted, and its messages were released.
-            Err(_) if !self.shared.is_subscription_active(direction) => Ok(None),
+            // The subscriber was evicted: the message is given up with those that it had not read.
+            Err(_) if !self.shared.is_subscription_active(direction) => {
+                self.shared.release(direction, position);
+                Ok(None)
+            }
             // The message stays the next one: the device or the copy service may work again.
             Err(cause) if is_temporary(cause.kind()) => {
                 self.lookahead[direction as usize] = Some((position, entry));
@@ -598,6 +601,7 @@ impl Subscriber {
             return Some(Event::NoPublishers);
         }
         if !self.shared.is_active()
+            && !self.shared.is_closed()
             && !self.is_eviction_reported
             && self.shared.context.node.fork_generation.is_current()
         {

@@ -235,7 +235,8 @@ impl<W: Words + Clone> TopicWords<W> {
     /// by the service. Nodes beyond the number of slots are left out; they count as long as others
     /// are there.
     pub(crate) fn set_publishing_nodes(&self, nodes: &[PublishingNode]) {
-        let (mut free, mut missing) = (Vec::new(), nodes.iter().collect::<Vec<_>>());
+        let (mut free, mut gone) = (Vec::new(), Vec::new());
+        let mut missing: Vec<_> = nodes.iter().collect();
         let mut is_changed = false;
         for (at, slot) in self.node_slots() {
             let used = match slot {
@@ -246,26 +247,30 @@ impl<W: Words + Clone> TopicWords<W> {
                 }
                 // An earlier service died here.
                 NodeSlot::Unknown => {
-                    self.write_node(at, [FREE; CONTENT_WORDS]);
-                    free.push(at);
-                    is_changed = true;
+                    gone.push(at);
                     continue;
                 }
             };
             let known = missing.iter().position(|node| node.node == used.node);
-            let now = known.map(|index| missing.swap_remove(index));
-            if now == Some(&used) {
+            let Some(now) = known.map(|index| missing.swap_remove(index)) else {
+                gone.push(at);
                 continue;
-            }
-            self.write_node(at, now.map_or([FREE; CONTENT_WORDS], PublishingNode::words));
-            is_changed = true;
-            if now.is_none() {
-                free.push(at);
+            };
+            if *now != used {
+                self.write_node(at, now.words());
+                is_changed = true;
             }
         }
-        for (node, at) in missing.into_iter().zip(free) {
+        // First the new ones: whoever looks meanwhile finds some node.
+        let (mut free, mut gone) = (free.into_iter(), gone.into_iter());
+        for node in missing {
+            let Some(at) = free.next().or_else(|| gone.next()) else { break };
             self.write_node(at, node.words());
             self.words().fetch_add(PUBLISHING_NODE_ARRIVALS, 1);
+            is_changed = true;
+        }
+        for at in gone {
+            self.write_node(at, [FREE; CONTENT_WORDS]);
             is_changed = true;
         }
         if is_changed {

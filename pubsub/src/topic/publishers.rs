@@ -234,10 +234,12 @@ impl<'a, W: Words> PublisherSlot<'a, W> {
         }
     }
 
-    /// Frees the slot of a publisher that was not admitted: it has never been one.
+    /// Frees the slot of a publisher that was not admitted.
     pub(crate) fn abandon(&self) {
         self.words.store(self.at(NUMBER), 0, Release);
         self.words.store(self.at(OWNER), 0, Release);
+        // The service may have named it, if only the answer is missing.
+        self.words.fetch_add(PUBLISHER_CHANGES, 1);
     }
 
     /// Frees the slot. Its intent is settled, and its reservation ends. The counters stay until the
@@ -282,16 +284,16 @@ mod tests {
         let (slot, serial) = claim(&words, me).unwrap();
         assert!(!slot.is_present() && slot.seen().is_some());
         slot.abandon();
-        assert_eq!((slot.left(), slot.seen(), changes()), (None, None, 0));
+        assert_eq!((slot.left(), slot.seen(), changes()), (None, None, 1));
         let (slot, serial) = (claim(&words, me).unwrap().0, serial + 1);
         assert!(slot.reserve(me) && slot.is_present());
-        assert_eq!((slot.left(), changes()), (None, 1));
+        assert_eq!((slot.left(), changes()), (None, 2));
         slot.leave();
         assert!(!slot.is_present() && slot.has_reservation());
         assert!(slot.is_held_by(me, slot.id(serial)) && !slot.is_of(me, slot.id(serial)));
-        assert_eq!((slot.left(), changes()), (Some(serial), 2));
+        assert_eq!((slot.left(), changes()), (Some(serial), 3));
         slot.give_back();
         assert!(!slot.has_reservation() && !slot.is_held_by(me, slot.id(serial)));
-        assert_eq!((slot.left(), changes()), (Some(serial), 3));
+        assert_eq!((slot.left(), changes()), (Some(serial), 4));
     }
 }

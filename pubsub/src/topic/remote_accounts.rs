@@ -314,8 +314,12 @@ impl<W: Words + Clone> TopicWords<W> {
         } else {
             Account::all(self.words()).find(|account| account.is_of(&publisher))
         };
-        let account =
-            known.unwrap_or_else(|| self.open_account(publisher, self.start_of_new(&publisher)));
+        // Without a start the accounts have ended, or the next ones have not begun.
+        let may_open = self.start_serial(&publisher.node).is_some();
+        let open = || self.open_account(publisher, self.start_of_new(&publisher));
+        let Some(account) = known.or_else(|| may_open.then(open)) else {
+            return PublisherStart::new(0, self.inbound().position());
+        };
         account.record(sequence.saturating_add(1), from);
         *slot = (account.at - ACCOUNTS) / ACCOUNT_WORDS;
         account.start()

@@ -80,6 +80,8 @@ pub(crate) struct Routing {
     /// Topics without publishers whose messages other nodes do not have yet: they hear of the end
     /// afterwards.
     undelivered: BTreeSet<u32>,
+    /// Topics that this node has told others it publishes to.
+    told_published: BTreeSet<u32>,
     publish_listener: PublishListener,
     /// How often a topic was reconciled.
     #[cfg(test)]
@@ -102,6 +104,7 @@ impl Routing {
             incompatible_topics: IncompatibleTopics::default(),
             publishing_nodes: PublishingNodes::new(lost_after),
             undelivered: BTreeSet::new(),
+            told_published: BTreeSet::new(),
             publish_listener,
             #[cfg(test)]
             reconciliations: 0,
@@ -181,6 +184,35 @@ impl Routing {
             }
         });
         interests.filter(|it| it.publishes || it.subscribes).collect()
+    }
+
+    /// Tells the subscribing nodes how much was published to topics to which these interests end the
+    /// publishing, before they hear of the end: then their subscribers have counted everything.
+    pub(super) fn tell_last_sequences(
+        &mut self,
+        interests: &[Interest],
+        remote_nodes: &RemoteNodes,
+    ) {
+        let published = interests.iter().filter(|it| it.publishes);
+        let published: BTreeSet<u32> =
+            published.filter_map(|it| self.names.get(&it.topic).copied()).collect();
+        for number in self.told_published.difference(&published) {
+            let Some(replicated) = self.replicated_topics.get(number) else { continue };
+            // Messages in flight are not missed.
+            if replicated.has_backlog() {
+                continue;
+            }
+            let topic = &replicated.local_topic().topic;
+            let mut last = topic.last_of_all();
+            last.retain(|(_, last)| *last > 0);
+            let messages: Vec<_> = LastSequences::of(&last)
+                .map(|last| ControlMessage::LastSequences { topic: topic.name().to_owned(), last })
+                .collect();
+            for node in self.plan.subscribers_of(topic.name(), topic.settings()) {
+                messages.iter().for_each(|message| remote_nodes.send(node, message));
+            }
+        }
+        self.told_published = published;
     }
 
     /// Returns true if other nodes have got all messages of a topic since the last
@@ -350,7 +382,7 @@ impl Routing {
     /// to detect its disconnection, and to evict a stalled subscriber there.
     pub(super) fn stall_timeout(&self, number: u32) -> Duration {
         let release = self.local_topic(number).map(|it| it.topic.settings().release_deadline());
-        2 * (self.lost_after + release.unwrap_or_default())
+        self.lost_after.saturating_add(release.unwrap_or_default()).saturating_mul(2)
     }
 
     /// Retained messages of a topic have blocked publishers for as long as is allowed.

@@ -18,9 +18,16 @@ use crate::settings::SharedSettings;
 struct Publishing {
     /// None until the node reports them to this service.
     settings: Option<SharedSettings>,
-    /// None while the node is connected and has reported that it publishes; otherwise how long it
-    /// still counts.
-    until: Option<Instant>,
+    /// None while the node is connected and has reported that it publishes.
+    wait: Option<Wait>,
+}
+
+/// How long a node that was lost still counts.
+#[derive(Debug, Clone, Copy)]
+struct Wait {
+    /// When it was first lost: connections that come and go do not prolong this without end.
+    since: Instant,
+    until: Instant,
 }
 
 #[derive(Debug)]
@@ -43,7 +50,7 @@ impl PublishingNodes {
         if !interest.publishes {
             return self.remove_interest(node, &interest.topic);
         }
-        let publishing = Publishing { settings: Some(interest.settings), until: None };
+        let publishing = Publishing { settings: Some(interest.settings), wait: None };
         self.topics.entry(interest.topic.clone()).or_default().insert(node, publishing);
         self.changed.insert(interest.topic.clone());
     }
@@ -52,7 +59,7 @@ impl PublishingNodes {
     pub(super) fn remove_interest(&mut self, node: NodeId, topic: &str) {
         let Some(nodes) = self.topics.get_mut(topic) else { return };
         // After a takeover there, its publisher may not have rejoined yet.
-        if nodes.get(&node).is_none_or(|it| it.until.is_some()) {
+        if nodes.get(&node).is_none_or(|it| it.wait.is_some()) {
             return;
         }
         nodes.remove(&node);
@@ -62,32 +69,36 @@ impl PublishingNodes {
         self.changed.insert(topic.to_owned());
     }
 
-    fn change(&mut self, node: NodeId, change: impl Fn(Option<Instant>) -> Option<Instant>) {
+    fn change(&mut self, node: NodeId, change: impl Fn(Option<Wait>) -> Option<Wait>) {
         for (topic, nodes) in &mut self.topics {
             if let Some(publishing) = nodes.get_mut(&node) {
-                let until = change(publishing.until);
-                if std::mem::replace(&mut publishing.until, until).is_none() != until.is_none() {
+                let wait = change(publishing.wait);
+                if std::mem::replace(&mut publishing.wait, wait).is_none() != wait.is_none() {
                     self.changed.insert(topic.clone());
                 }
+                let until = wait.map(|wait| wait.until);
                 self.next_end = self.next_end.into_iter().chain(until).min();
             }
         }
     }
 
     pub(super) fn node_vanished(&mut self, now: Instant, node: NodeId) {
-        let end = now + self.grace;
-        self.change(node, |until| Some(until.unwrap_or(end)));
+        let until = now + self.grace;
+        self.change(node, |wait| Some(wait.unwrap_or(Wait { since: now, until })));
     }
 
     pub(super) fn node_appeared(&mut self, now: Instant, node: NodeId) {
-        let end = now + INTERESTS_TIMEOUT;
-        self.change(node, |until| Some(until.map_or(end, |until| until.max(end))));
+        let (end, longest) = (now + INTERESTS_TIMEOUT, self.grace + INTERESTS_TIMEOUT);
+        self.change(node, |wait| {
+            let Wait { since, until } = wait.unwrap_or(Wait { since: now, until: end });
+            Some(Wait { since, until: until.max(end).min(since + longest) })
+        });
     }
 
     /// A node that returned has sent its first interests.
     pub(super) fn first_interests_received(&mut self, now: Instant, node: NodeId) {
         let end = now + self.grace;
-        self.change(node, |until| until.map(|until| until.min(end)));
+        self.change(node, |wait| wait.map(|wait| Wait { until: wait.until.min(end), ..wait }));
     }
 
     /// A topic that this service did not have: an earlier service recorded these nodes.
@@ -95,7 +106,8 @@ impl PublishingNodes {
         if !nodes.is_empty() {
             let (known, end) = (self.topics.entry(topic.to_owned()).or_default(), now + self.grace);
             for node in nodes {
-                let publishing = Publishing { settings: None, until: Some(end) };
+                let wait = Some(Wait { since: now, until: end });
+                let publishing = Publishing { settings: None, wait };
                 known.entry(NodeId(*node)).or_insert(publishing);
             }
             self.next_end = Some(self.next_end.map_or(end, |before| before.min(end)));
@@ -111,14 +123,14 @@ impl PublishingNodes {
         let Self { topics, changed, .. } = self;
         topics.retain(|topic, nodes| {
             let before = nodes.len();
-            nodes.retain(|_, publishing| publishing.until.is_none_or(|until| now < until));
+            nodes.retain(|_, publishing| publishing.wait.is_none_or(|wait| now < wait.until));
             if nodes.len() != before {
                 changed.insert(topic.clone());
             }
             !nodes.is_empty()
         });
         let nodes = topics.values().flat_map(BTreeMap::values);
-        self.next_end = nodes.filter_map(|publishing| publishing.until).min();
+        self.next_end = nodes.filter_map(|publishing| publishing.wait).map(|wait| wait.until).min();
     }
 
     /// When to take the changes at the latest, without any event.
@@ -143,7 +155,7 @@ impl PublishingNodes {
         };
         let nodes = self.topics.get(topic).into_iter().flatten();
         let nodes = nodes.filter(move |(_, publishing)| is_received(publishing));
-        nodes.map(|(node, publishing)| (*node, publishing.until.is_none()))
+        nodes.map(|(node, publishing)| (*node, publishing.wait.is_none()))
     }
 }
 
