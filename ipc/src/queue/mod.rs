@@ -458,7 +458,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// The subscriptions that leave no space for one more entry, each with the position of its
     /// oldest entry that does; the one with the oldest of all has to release it. These are readers
     /// that have not read a full queue; or, if subscribers hold the maximum of entries, those that
-    /// hold any. Empty while there is space, and if only [evicted](Self::evict) ones hold entries.
+    /// hold any. Empty while there is space, and if [evicted](Self::evict) ones hold the missing places.
     #[must_use]
     pub fn blocking(&self) -> Vec<(SubscriptionId, u64)> {
         if self.has_room() {

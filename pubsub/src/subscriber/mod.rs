@@ -174,7 +174,7 @@ enum EndScope {
 
 impl TopicContext {
     /// Ends the subscriptions of both queues: now or, while a stopped process holds a queue's lock,
-    /// later. An evicted subscription has nothing left.
+    /// later.
     fn end_subscriptions(&self, subscription_ids: [SubscriptionId; 2], end: EndScope) {
         for (direction, id) in Direction::BOTH.into_iter().zip(subscription_ids) {
             let pool = Arc::clone(direction.of(&self.local, &self.inbound));

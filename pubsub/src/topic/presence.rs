@@ -261,7 +261,7 @@ impl<W: Words + Clone> TopicWords<W> {
                 is_changed = true;
             }
         }
-        // First the new ones: whoever looks meanwhile finds some node.
+        // First the new ones: a subscriber that looks meanwhile finds a node.
         let (mut free, mut gone) = (free.into_iter(), gone.into_iter());
         for node in missing {
             let Some(at) = free.next().or_else(|| gone.next()) else { break };

@@ -162,7 +162,7 @@ impl<'a, W: Words> Account<'a, W> {
         PublisherStart { first: self.word(FIRST), since: self.word(SINCE) }
     }
 
-    /// Content of a copy. Whoever finds the next message finds its position, too.
+    /// Content of a copy. A reader that finds the next message finds its position, too.
     fn copy(&self, which: usize) -> (u64, u64) {
         let next = self.word(COPIES + which * COPY);
         (next, self.word(COPIES + which * COPY + 1))
@@ -314,10 +314,12 @@ impl<W: Words + Clone> TopicWords<W> {
         } else {
             Account::all(self.words()).find(|account| account.is_of(&publisher))
         };
-        // Without a start the accounts have ended, or the next ones have not begun.
-        let may_open = self.start_serial(&publisher.node).is_some();
-        let open = || self.open_account(publisher, self.start_of_new(&publisher));
-        let Some(account) = known.or_else(|| may_open.then(open)) else {
+        let open = || {
+            // Without a start the accounts have ended, or the next ones have not begun.
+            let may_open = self.start_of(&publisher.node).is_some();
+            may_open.then(|| self.open_account(publisher, self.start_of_new(&publisher)))
+        };
+        let Some(account) = known.or_else(open) else {
             return PublisherStart::new(0, self.inbound().position());
         };
         account.record(sequence.saturating_add(1), from);

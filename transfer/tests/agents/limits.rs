@@ -15,7 +15,7 @@ use crate::fixture::with_rails;
 use crate::rails::tcp;
 
 /// A user without rights.
-const NOBODY: u32 = 65534;
+const UNPRIVILEGED: u32 = 65534;
 
 /// The child: starts agents within its limit until one cannot start or connect, and says why.
 pub fn run(what: &str, directory: &Path) {
@@ -117,7 +117,7 @@ fn agent_without_memory_is_an_error_and_no_abort() {
 fn directory_without_the_right_to_write_is_denied_with_remedy() {
     let directory = TestDirectory::new("denied");
     std::fs::set_permissions(&directory.0, PermissionsExt::from_mode(0o555)).unwrap();
-    let user = if Uid::effective().is_root() { NOBODY } else { Uid::effective().as_raw() };
+    let user = if Uid::effective().is_root() { UNPRIVILEGED } else { Uid::effective().as_raw() };
     let error = directory.error_of(&[], &format!("user {user}"));
     let text = "writing the card file: Permission denied (os error 13). Let this user write there, or \
                 choose another directory";
