@@ -352,6 +352,40 @@ fn reader_misses_no_entry_whose_slot_is_replaced() {
     }
 }
 
+/// A reader that claims the next entry of a slot by mistake, while that slot is replaced, reads that
+/// entry in its turn, or is told that it missed it.
+#[test]
+fn entry_claimed_by_mistake_is_read_or_missed() {
+    check_within(Preemptions { usual: 2, deep: 3 }, || {
+        let (queue, words) = queue(1, OverflowPolicy::DropOldest);
+        let mut reader = subscribe(&queue, 0);
+        publish(&queue, &words, 2, 0);
+        let other = words.clone();
+        let publisher = loom::thread::spawn(move || {
+            let queue = attach(&other);
+            let publish = |value| queue.publish(&caller(2), entry(value), |_| {});
+            (1..3).filter(|value| publish(*value).is_ok()).collect::<Vec<_>>()
+        });
+        let (mut read, mut missed, mut last) = (0, 0, None);
+        let mut take = || {
+            let Some(taken) = queue.take(&mut reader) else { return false };
+            assert!(last < Some(taken.position));
+            last = Some(taken.position);
+            (read, missed) = (read + 1, missed + taken.missed);
+            if queue.release(&reader, taken.position).is_some() {
+                queue.mark_disposed(taken.position);
+            }
+            true
+        };
+        take();
+        let published = publisher.join().unwrap();
+        while take() {}
+        assert_eq!((read + missed, last), (queue.position(), Some(queue.position() - 1)));
+        assert_eq!(published.len() as u64, queue.position() - 1);
+        assert_eq!(queue.find_unreleased(0, |_| true), None);
+    });
+}
+
 /// A subscriber stores a word about an entry that it holds, and holds it afterwards: the
 /// process that disposes of the entry must see the word, whether it is the one that removes it, or
 /// a later reader that releases it last.

@@ -71,6 +71,43 @@ fn removal_during_a_mistaken_claim_leaves_no_mark() {
     assert!(queue.is_subscribed(&bystander));
 }
 
+/// A reader claims an entry of which the slot gets another one, and then another place: it reads that
+/// entry in its turn.
+#[test]
+fn entry_claimed_by_mistake_is_read_in_its_turn() {
+    let setup = QueueSetup { depth: 2, max_held: 2, overflow_policy: OverflowPolicy::DropOldest };
+    static WORDS: OnceLock<LocalWords> = OnceLock::new();
+    let words = WORDS
+        .get_or_init(|| LocalWords::zeroed(Queue::<InterleavedWords, 1>::required_words(setup)));
+    let acts: Rc<RefCell<VecDeque<Act>>> = Rc::default();
+    let interrupted = InterleavedWords { words, acts: Rc::clone(&acts) };
+    let queue = Queue::<_, 1>::format(interrupted, setup).unwrap();
+    let me = Caller::new(Participant::new(0, 1).unwrap(), &AlwaysAlive);
+    let mut reader = queue.subscribe(&me).unwrap();
+    let publish_until = |end| {
+        let others = Queue::<_, 1>::attach(words).unwrap();
+        Box::new(move || {
+            let me = Caller::new(Participant::new(1, 1).unwrap(), &AlwaysAlive);
+            while others.position() < end {
+                others.publish(&me, [others.position()], |_| {}).unwrap();
+            }
+        }) as Act
+    };
+    publish_until(1)();
+    // Before the claim entry 2 gets the slot, and before its revert entry 4 gets another one.
+    acts.borrow_mut().extend([publish_until(3), publish_until(5)]);
+    let mut missed = 0;
+    for position in 2..5 {
+        let taken = queue.take(&mut reader).unwrap();
+        missed += taken.missed;
+        assert_eq!((taken.entry, taken.position, missed), ([position], position, 2));
+        assert_eq!(queue.release(&reader, position), Some([position]));
+    }
+    assert!(acts.borrow().is_empty(), "all actions have run");
+    assert_eq!(queue.take(&mut reader), None);
+    assert_eq!(queue.find_unreleased(0, |_| true), None);
+}
+
 /// Entries that others have not read yet stay when one of their subscribers stops.
 #[test]
 fn stopping_keeps_entries_that_others_have_not_read() {

@@ -281,15 +281,16 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
     /// Puts a spare slot in the place of the next slot of the ring, which becomes a spare one.
     fn use_spare(&self, class: HolderClass, dispose: &mut impl FnMut([u64; E])) -> Result<usize> {
         let (queue, words) = (self.queue, self.words());
-        let which = queue.find_spare(class).ok_or(QueueError::Full)?;
-        let spare = queue.spare(which);
-        if words.load(spare + Queue::<W, E>::READERS, Acquire) & UNREAD != 0 {
-            // A reader had claimed it by mistake, when its entry was dropped.
+        let (which, spare) = loop {
+            let which = queue.find_spare(class).ok_or(QueueError::Full)?;
+            let spare = queue.spare(which);
+            // A reader may have claimed it by mistake, and not have read it since.
             self.drop_entry(spare, dispose);
-            if words.load(spare + Queue::<W, E>::READERS, Acquire) != 0 {
-                return Err(QueueError::Full);
+            if words.load(spare + Queue::<W, E>::READERS, Acquire) == 0 {
+                break (which, spare);
             }
-        }
+            // It is being claimed just now.
+        };
         if words.load(layout::SPARES_USED, Relaxed) <= which {
             words.store(layout::SPARES_USED, which + 1, Release);
         }

@@ -1,5 +1,6 @@
 //! Reading.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Instant;
 
@@ -273,43 +274,48 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// Unread entries may be dropped at any moment: they must be claimed.
     fn take_droppable(&self, subscriber: &mut Subscriber) -> Option<TakenEntry<E>> {
         loop {
-            let position = subscriber.cursor;
-            let slot = self.slot(position);
-            let sequence = self.words.load(slot + layout::SEQUENCE, Acquire);
-            if sequence == position + 1 {
-                if self.claim(subscriber.subscription_id, slot, position) {
-                    let entry = self.entry_of(slot, position)?;
-                    self.advance(subscriber, position + 1);
-                    // The dropping process counts it a moment later.
-                    let at = layout::subscriber(subscriber.index(), layout::MISSED);
-                    subscriber.missed = self.words.load(at, Acquire);
-                    return Some(TakenEntry {
-                        entry,
-                        position,
-                        missed: subscriber.take_unreported(),
-                    });
-                }
-                // Dropped for this subscriber.
-            } else {
+            let (mut position, mut slot) = (subscriber.cursor, self.slot(subscriber.cursor));
+            if self.words.load(slot + layout::SEQUENCE, Acquire) != position + 1 {
                 let tail = self.words.load(layout::TAIL, Acquire);
                 if tail <= position {
                     return None;
                 }
                 // Only now: it may have been published since the last read, in another slot.
-                let slot = self.slot(position);
-                if self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1 {
-                    continue;
-                }
-                // Dropped, and perhaps overwritten. Far behind: continue at the oldest existing
-                // entry.
-                let oldest = tail.saturating_sub(self.depth);
-                if position < oldest {
-                    self.advance(subscriber, oldest);
-                    continue;
+                slot = self.slot(position);
+                if self.words.load(slot + layout::SEQUENCE, Acquire) != position + 1 {
+                    // Dropped, and perhaps overwritten. Far behind: continue at the oldest entry of
+                    // the ring.
+                    let next = tail.saturating_sub(self.depth).max(position + 1);
+                    match self.first_unread_spare(subscriber.index(), position..next) {
+                        Some(unread) => (position, slot) = unread,
+                        None => {
+                            self.advance(subscriber, next);
+                            continue;
+                        }
+                    }
                 }
             }
+            if self.claim(subscriber.subscription_id, slot, position) {
+                let entry = self.entry_of(slot, position)?;
+                self.advance(subscriber, position + 1);
+                // The dropping process counts it a moment later.
+                let at = layout::subscriber(subscriber.index(), layout::MISSED);
+                subscriber.missed = self.words.load(at, Acquire);
+                return Some(TakenEntry { entry, position, missed: subscriber.take_unreported() });
+            }
+            // Dropped for this subscriber.
             self.advance(subscriber, position + 1);
         }
+    }
+
+    /// The first entry at these positions that is unread in a spare slot: this subscriber had claimed
+    /// it by mistake when that slot was replaced in the ring.
+    fn first_unread_spare(&self, index: u32, positions: Range<u64>) -> Option<(u64, usize)> {
+        let unread = self.spares_used().filter_map(|slot| {
+            let position = self.words.load(slot + layout::SEQUENCE, Acquire).checked_sub(1)?;
+            (self.readers_at(slot, position) & unread_bit(index) != 0).then_some((position, slot))
+        });
+        unread.filter(|(position, _)| positions.contains(position)).min()
     }
 
     /// The entry in the slot, if it is still that of this position: a removed subscriber may
@@ -331,8 +337,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1 {
             return true;
         }
-        // Meanwhile the slot got another entry, which was claimed by mistake. A subscriber that
-        // was removed since then has nothing to revert.
+        // Meanwhile the slot got another entry, which was claimed by mistake, and is read in its
+        // turn. A subscriber that was removed since then has nothing to revert.
         self.change_mark(slot, held, unread);
         if !self.is_subscription_active(subscription_id) {
             // Its unread entries were given up in between.
