@@ -177,7 +177,7 @@ impl Case {
 /// Skips a test whose library would be for another processor.
 macro_rules! skip_if_emulated {
     () => {
-        if std::env::var_os("FABRICAST_TEST_EMULATOR").is_some() {
+        if std::env::var_os("TEST_EMULATOR").is_some() {
             testkit::skip!("the C compiler does not target the emulated processor");
         }
     };

@@ -217,7 +217,7 @@ fn launch(ranks: u32, words: &[&str]) -> (Vec<String>, ExitStatus) {
 
 /// Why there is no such job.
 fn obstacle(words: &[&str]) -> Option<String> {
-    if std::env::var_os("FABRICAST_TEST_EMULATOR").is_some() {
+    if std::env::var_os("TEST_EMULATOR").is_some() {
         return Some("the launcher does not run the emulator".to_owned());
     }
     let version = Command::new("mpirun.openmpi").arg("--version").output();

@@ -217,7 +217,7 @@ fn gpu_direct(ordering: i32, options: i32) {
 
 /// Runs a case with the fake driver first in the library path.
 fn run(words: &[&str]) {
-    if std::env::var_os("FABRICAST_TEST_EMULATOR").is_some() {
+    if std::env::var_os("TEST_EMULATOR").is_some() {
         testkit::skip!("the C compiler does not target the emulated processor");
     }
     let directory = TempDir::new(&format!("fabricast-fake-driver-{}", words.join("-")));

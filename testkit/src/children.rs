@@ -30,10 +30,10 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// Set in the environment of a child.
-const CHILD: &str = "FABRICAST_TEST_CHILD";
+const CHILD: &str = "TEST_CHILD";
 /// Set in the environment of tests for another processor: the emulator that runs them, with its
 /// arguments. Without it the system could not run a child.
-const EMULATOR: &str = "FABRICAST_TEST_EMULATOR";
+const EMULATOR: &str = "TEST_EMULATOR";
 /// Pause between two checks whether a child has exited.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 

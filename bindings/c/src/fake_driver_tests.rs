@@ -15,7 +15,7 @@ use crate::rgaps::{
 };
 use crate::stream::{fabricast_stream_adopt, fabricast_stream_close};
 
-const CHILD: &str = "FABRICAST_TEST_FAKE_DRIVER";
+const CHILD: &str = "TEST_FAKE_DRIVER";
 const LENGTH: usize = 100_000;
 
 fn is_loaded() -> bool {

@@ -1,7 +1,7 @@
 //! Time until messages flow again after an outage: a link is down, in both directions or in one, a
 //! node gets another address, or a service is stopped.
 //!
-//! Outages are shorter or longer than the timeout of a session. With `FABRICAST_TEST_LONG` in the
+//! Outages are shorter or longer than the timeout of a session. With `TEST_LONG` in the
 //! environment there are long ones, too, and no measurement is repeated: this needs an idle machine.
 
 use std::sync::Arc;
@@ -74,7 +74,7 @@ struct Outage<'a> {
 
 /// Waits for messages, makes the outage, and measures the time from its end to the next messages.
 fn measure(outage: &Outage<'_>, received: &AtomicU64) {
-    let is_long = std::env::var_os("FABRICAST_TEST_LONG").is_some();
+    let is_long = std::env::var_os("TEST_LONG").is_some();
     let (longest, attempts) =
         if is_long { (Duration::MAX, 1) } else { (Duration::from_secs(5), ATTEMPTS) };
     for duration in outage.durations.iter().filter(|duration| **duration <= longest) {

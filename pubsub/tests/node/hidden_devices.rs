@@ -2,7 +2,7 @@
 //! torchrun, vLLM and Slurm sets it.
 //!
 //! Each process sees device 0 or 1 only, or none: of the emulated devices or, if
-//! `FABRICAST_TEST_DEVICE` names one of CUDA, of the GPUs of the machine.
+//! `TEST_DEVICE` names one of CUDA, of the GPUs of the machine.
 //!
 //! In a pod, the device files of the other devices are missing as well: their memory is not mapped.
 
@@ -27,7 +27,7 @@ const COUNT: u64 = 8;
 const DEPTH: u32 = 8;
 
 fn uses_cuda() -> bool {
-    std::env::var("FABRICAST_TEST_DEVICE").is_ok_and(|name| name.starts_with("cuda"))
+    std::env::var("TEST_DEVICE").is_ok_and(|name| name.starts_with("cuda"))
 }
 
 fn has_two_devices() -> bool {

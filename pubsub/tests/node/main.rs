@@ -1,6 +1,6 @@
 //! Processes of one node: they join, leave, are killed, or violate the protocol.
 //!
-//! Messages are in host memory, or on the device that `FABRICAST_TEST_DEVICE` names.
+//! Messages are in host memory, or on the device that `TEST_DEVICE` names.
 #![allow(missing_docs, unreachable_pub)]
 
 mod child;

@@ -1,6 +1,6 @@
 //! Messages in stream order between processes, some of which are killed.
 //!
-//! The device is the one that `FABRICAST_TEST_DEVICE` names, or an emulated one.
+//! The device is the one that `TEST_DEVICE` names, or an emulated one.
 
 use std::time::Duration;
 

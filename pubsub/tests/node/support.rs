@@ -59,7 +59,7 @@ pub fn options(directory: &Path) -> NodeOptions {
 
 /// A topic of short messages.
 pub fn settings() -> TopicSettings {
-    let memory = match std::env::var("FABRICAST_TEST_DEVICE") {
+    let memory = match std::env::var("TEST_DEVICE") {
         Ok(name) => MemoryLocation::Device(name.parse().unwrap()),
         Err(_) => MemoryLocation::Host,
     };
@@ -68,7 +68,7 @@ pub fn settings() -> TopicSettings {
 
 /// A topic of short messages on a device, and the device.
 pub fn device_topic() -> (TopicSettings, Device) {
-    let name = std::env::var("FABRICAST_TEST_DEVICE").unwrap_or_else(|_| "emulated:0".into());
+    let name = std::env::var("TEST_DEVICE").unwrap_or_else(|_| "emulated:0".into());
     let device = Device::open(name.parse().unwrap()).unwrap();
     (TopicSettings { memory: MemoryLocation::Device(device.name()), ..settings() }, device)
 }
@@ -255,9 +255,9 @@ pub fn fork_idle_child() {
     }
 }
 
-/// Prints the log of the library if `FABRICAST_TEST_LOG` is set.
+/// Prints the log of the library if `TEST_LOG` is set.
 pub fn log() {
-    if std::env::var_os("FABRICAST_TEST_LOG").is_some() {
+    if std::env::var_os("TEST_LOG").is_some() {
         let filter = tracing_subscriber::filter::LevelFilter::DEBUG;
         let _ = tracing_subscriber::fmt()
             .with_max_level(filter)

@@ -1,5 +1,5 @@
 //! Workers of replication, over real providers on the loopback address. Device memory is on the
-//! device that `FABRICAST_TEST_DEVICE` names, or on an emulated one.
+//! device that `TEST_DEVICE` names, or on an emulated one.
 #![allow(missing_docs)]
 
 mod connect_request;

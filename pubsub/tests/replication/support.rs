@@ -30,7 +30,7 @@ pub(crate) enum MemoryKind {
 
 impl MemoryKind {
     pub(crate) fn device(self) -> Device {
-        let named = std::env::var("FABRICAST_TEST_DEVICE").ok();
+        let named = std::env::var("TEST_DEVICE").ok();
         let name = match (self, &named) {
             (Self::Host, _) => "emulated:0",
             (Self::Device, None) | (Self::Emulated, _) => "emulated:1",

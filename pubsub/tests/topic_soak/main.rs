@@ -40,7 +40,7 @@ testkit::child_entry!(enter);
 
 /// The roles of child processes.
 fn enter(args: &[&str]) {
-    if std::env::var_os("FABRICAST_TEST_LOG").is_some() {
+    if std::env::var_os("TEST_LOG").is_some() {
         let _ = tracing_subscriber::fmt()
             .with_max_level(tracing_subscriber::filter::LevelFilter::INFO)
             .with_writer(std::io::stderr)

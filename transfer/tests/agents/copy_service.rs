@@ -487,11 +487,11 @@ pub fn load(directory: &FilePath) {
     owner.finish();
 }
 
-/// `FABRICAST_TEST_KILLS` repeats it more often.
+/// `TEST_KILLS` repeats it more often.
 #[test]
 fn killed_services_under_load_lose_and_alter_nothing() {
     let _alone = alone();
-    let kills = std::env::var("FABRICAST_TEST_KILLS").map_or(6, |kills| kills.parse().unwrap());
+    let kills = std::env::var("TEST_KILLS").map_or(6, |kills| kills.parse().unwrap());
     let fixture = AgentFixture::open();
     let directory = fixture.directory.clone();
     let mut service = start_service(&directory);

@@ -95,11 +95,11 @@ fn descriptor_with_a_false_device_is_refused() {
             assert!(reasons.contains("different implementations"), "{reasons}");
         }
         // Devices that are not seen cannot be told apart.
-        Ok(_) => assert!(std::env::var_os("FABRICAST_TEST_PEER_DEVICES").is_some()),
+        Ok(_) => assert!(std::env::var_os("TEST_PEER_DEVICES").is_some()),
     }
     let own = device().properties().uuid;
     // A hidden device's memory was mapped by the first join, and is not mapped again.
-    let is_mapped = std::env::var_os("FABRICAST_TEST_PEER_DEVICES").is_some();
+    let is_mapped = std::env::var_os("TEST_PEER_DEVICES").is_some();
     if descriptor.device != Some(own) && !is_mapped {
         let moved = RegionDescriptor { device: Some(own), ..descriptor };
         let bytes = moved.encode().unwrap();

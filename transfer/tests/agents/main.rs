@@ -1,6 +1,6 @@
 //! Agents in several processes: transfers, notices, kills and false claims.
 //!
-//! On emulated devices, or on the device that `FABRICAST_TEST_DEVICE` names (and the next one,
+//! On emulated devices, or on the device that `TEST_DEVICE` names (and the next one,
 //! if there is one).
 #![allow(missing_docs, unreachable_pub)]
 

@@ -1,7 +1,7 @@
 //! Two agents, a region and a route that end in every order, during transfers.
 //!
 //! One test has both agents in this process. The other one has the initiator in a child, which is
-//! sometimes killed. `FABRICAST_TEST_ROUNDS` sets how often each order is tried.
+//! sometimes killed. `TEST_ROUNDS` sets how often each order is tried.
 
 use std::collections::VecDeque;
 use std::fmt::Write;
@@ -25,8 +25,8 @@ const LONGEST: Duration = Duration::from_secs(5);
 const PUTS: usize = 6;
 
 fn rounds(usual: u32) -> u32 {
-    let set = std::env::var("FABRICAST_TEST_ROUNDS").ok();
-    set.map_or(usual, |set| set.parse().expect("FABRICAST_TEST_ROUNDS is a number"))
+    let set = std::env::var("TEST_ROUNDS").ok();
+    set.map_or(usual, |set| set.parse().expect("TEST_ROUNDS is a number"))
 }
 
 fn slow(delay: Duration) {

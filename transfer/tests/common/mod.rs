@@ -25,7 +25,7 @@ pub fn alone() -> MutexGuard<'static, ()> {
 }
 
 pub fn device() -> Device {
-    let name = std::env::var("FABRICAST_TEST_DEVICE").unwrap_or("emulated:0".to_owned());
+    let name = std::env::var("TEST_DEVICE").unwrap_or("emulated:0".to_owned());
     Device::open(name.parse().unwrap()).unwrap()
 }
 
@@ -61,7 +61,7 @@ pub fn start(role: &str, directory: &Path, wrapper: &[&str], user: Option<u32>) 
         command.uid(user);
     }
     // The GPUs that other processes see, where this one sees others.
-    if let Ok(devices) = std::env::var("FABRICAST_TEST_PEER_DEVICES") {
+    if let Ok(devices) = std::env::var("TEST_PEER_DEVICES") {
         command.env("CUDA_VISIBLE_DEVICES", devices);
     }
     ChildProcess(Child::start(&mut command))

@@ -1,7 +1,7 @@
 //! One buffer in several processes: regular, faulty and malicious ones, in the same and in other
 //! namespaces.
 //!
-//! On emulated devices, or on the device that `FABRICAST_TEST_DEVICE` names.
+//! On emulated devices, or on the device that `TEST_DEVICE` names.
 #![allow(missing_docs, unreachable_pub)]
 
 #[path = "../common/mod.rs"]

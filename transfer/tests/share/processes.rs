@@ -27,7 +27,7 @@ fn process_that_does_not_see_the_device_uses_its_memory() {
     let _alone = alone();
     let fixture = ServiceFixture::open();
     let is_emulated = fixture.device.name().implementation == gpu::Implementation::Emulated;
-    if !is_emulated && std::env::var_os("FABRICAST_TEST_PEER_DEVICES").is_none() {
+    if !is_emulated && std::env::var_os("TEST_PEER_DEVICES").is_none() {
         testkit::skip!("the other process sees the same devices; gpu-tests hides others");
     }
     start("sees-another-device", &fixture.path(), &[], None).finish();

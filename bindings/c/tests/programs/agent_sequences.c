@@ -3,7 +3,7 @@
  * kinds and agents, wrong numbers and sizes. No call crashes or panics, closed handles are errors and
  * open ones are not, the bytes of completed transfers are right, and nothing stays open.
  *
- * The seed is FABRICAST_TEST_SEED, or 1; the number of calls FABRICAST_TEST_CALLS, or 20000.
+ * The seed is TEST_SEED, or 1; the number of calls TEST_CALLS, or 20000.
  */
 #include "agents.h"
 
@@ -603,7 +603,7 @@ int main(void)
         move_one, collect_one, order_one, take_events,
         call_with_garbage,
     };
-    const char *text = getenv("FABRICAST_TEST_SEED"), *count = getenv("FABRICAST_TEST_CALLS");
+    const char *text = getenv("TEST_SEED"), *count = getenv("TEST_CALLS");
     uint64_t all = count != NULL ? strtoull(count, NULL, 10) : 20000;
 
     int at;

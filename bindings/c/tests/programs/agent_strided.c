@@ -1,6 +1,6 @@
 /*
  * Strided rows and tiles, compared with plain loops: in this process, by a fabric, and in device
- * memory. The seed is FABRICAST_TEST_SEED, or 1.
+ * memory. The seed is TEST_SEED, or 1.
  */
 #include "agents.h"
 
@@ -240,7 +240,7 @@ static void compare(struct pair *pair, int rounds)
 
 int main(void)
 {
-    const char *seed = getenv("FABRICAST_TEST_SEED");
+    const char *seed = getenv("TEST_SEED");
     struct pair pair;
 
     alarm(300);
