@@ -517,7 +517,10 @@ impl ToSocketAddrs for Addresses {
 
 #[test]
 fn writer_retries_while_one_of_several_addresses_refuses() {
-    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // Of an address of this process alone: the ports of 127.0.0.1 are soon used by other tests.
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let own = std::net::Ipv4Addr::new(127, 1, high, low);
+    let free = || TcpListener::bind((own, 0)).unwrap().local_addr().unwrap();
     // Cannot be connected to anywhere.
     let unreachable: SocketAddr = "255.255.255.255:7000".parse().unwrap();
     let setup = RingSetup::new().insecure();
