@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import ctypes
 import gc
+import itertools
 import os
 import statistics
 import sys
@@ -119,6 +120,85 @@ def topics():
             assert torch.from_dlpack(subscriber.pull().array).sum().item() == 7168
             interface = publisher.loan((3, 4), "float32").array.__cuda_array_interface__
             assert interface["shape"] == (3, 4) and interface["data"][0] % 256 == 0
+
+
+@part
+def memory_of_other_topics_is_not_shown():
+    with tempfile.TemporaryDirectory() as directory, fabricast.Node(directory) as node:
+        both = [node.topic(name, memory=LAST, largest=1 << 20, depth=1, loans=1) for name in ("one", "two")]
+        publishers = [topic.publisher() for topic in both]
+        subscribers = [topic.subscriber() for topic in both]
+        for size in (1, 4099, 1 << 20):
+            places = [set(), set()]
+            for number in range(20):
+                which = number % 2
+                loan = publishers[which].loan((size,), "uint8")
+                places[which].add(loan.array.__cuda_array_interface__["data"][0])
+                memory = torch.from_dlpack(loan.array)
+                shown = set(memory.unique().tolist())
+                assert shown <= {0, 1 + which}, (size, which, shown)
+                memory.fill_(1 + which)
+                del memory
+                loan.publish()
+                subscribers[which].pull().release()
+            assert places[0] & places[1], "no memory passed between the topics"
+
+
+def _held_publisher(connection, directory, device):
+    torch.cuda.set_device(device)
+    with fabricast.Node(directory) as node:
+        topic = node.topic("held", memory=device, largest=1 << 20, depth=2, max_held=8, release_deadline=0.5)
+        publisher = topic.publisher()
+        connection.send("ready")
+        publisher.wait_for_subscribers(1)
+        for number in itertools.count():
+            publisher.publish(torch.full((1 << 18,), number, dtype=torch.int32, device=device))
+            time.sleep(0.001)
+
+
+@part
+def held_tensors_do_not_change_over_evictions_and_kills():
+    with tempfile.TemporaryDirectory() as directory:
+        first, second = publishers = [Child(_held_publisher, directory, LAST) for _ in range(2)]
+        assert [child.hear() for child in publishers] == ["ready", "ready"]
+        comparisons = 0
+
+        def compare(seconds):
+            nonlocal comparisons
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                for tensor, copy in tensors:
+                    assert torch.equal(tensor, copy), (tensor, copy)
+                    comparisons += 1
+
+        with fabricast.Node(directory, service="external") as node:
+            topic = node.open("held")
+            with topic.subscriber() as subscriber:
+                tensors = [torch.from_dlpack(subscriber.pull().array) for _ in range(6)]
+                assert all((tensor == tensor[0]).all() for tensor in tensors)
+                tensors = [(tensor, tensor.clone()) for tensor in tensors]
+                compare(1)
+                try:
+                    while True:
+                        subscriber.pull(timeout=10)
+                except errors.Evicted:
+                    pass
+                first.process.kill()
+                compare(0.7)
+                publishers.append(Child(_held_publisher, directory, LAST))
+                assert publishers[-1].hear() == "ready"
+                second.process.kill()
+                compare(0.7)
+            with topic.subscriber() as again:
+                for _ in range(20):
+                    later = torch.from_dlpack(again.pull(timeout=10).array)
+                    assert (later == later[0]).all()
+                    del later
+            compare(0.1)
+        compare(0.1)
+        print(f"{comparisons} comparisons")
+        tensors.clear()
+        publishers[-1].process.kill()
 
 
 def _writer(connection):
