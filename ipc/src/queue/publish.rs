@@ -281,16 +281,8 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
     /// Puts a spare slot in the place of the next slot of the ring, which becomes a spare one.
     fn use_spare(&self, class: HolderClass, dispose: &mut impl FnMut([u64; E])) -> Result<usize> {
         let (queue, words) = (self.queue, self.words());
-        let (which, spare) = loop {
-            let which = queue.find_spare(class).ok_or(QueueError::Full)?;
-            let spare = queue.spare(which);
-            // A reader may have claimed it by mistake, and not have read it since.
-            self.drop_entry(spare, dispose);
-            if words.load(spare + Queue::<W, E>::READERS, Acquire) == 0 {
-                break (which, spare);
-            }
-            // It is being claimed just now.
-        };
+        let which = self.free_spare(class, dispose)?;
+        let spare = queue.spare(which);
         if words.load(layout::SPARES_USED, Relaxed) <= which {
             words.store(layout::SPARES_USED, which + 1, Release);
         }
@@ -300,6 +292,22 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
         words.store(layout::RING + (queue.depth + which) as usize, held, Release);
         words.store(layout::RING + at as usize, queue.name_of_slot(spare), Release);
         Ok(spare)
+    }
+
+    /// A spare slot without entry. A reader may have claimed its entry by mistake, and not have read it
+    /// since: then it is dropped.
+    fn free_spare(&self, class: HolderClass, dispose: &mut impl FnMut([u64; E])) -> Result<u64> {
+        let queue = self.queue;
+        for _ in 0..queue.setup.spares() {
+            let which = queue.find_spare(class).ok_or(QueueError::Full)?;
+            let spare = queue.spare(which);
+            self.drop_entry(spare, dispose);
+            if self.words().load(spare + Queue::<W, E>::READERS, Acquire) == 0 {
+                return Ok(which);
+            }
+            // It is being claimed just now, and counts as held from now on.
+        }
+        Err(QueueError::Full)
     }
 
     /// Finishes [`use_spare`](Self::use_spare) of a dead owner: a slot that is in the ring is not a

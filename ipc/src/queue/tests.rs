@@ -90,6 +90,20 @@ fn a_mark_is_taken_off(queue: &Short, mut reader: Subscriber) {
     assert_eq!(queue.take(&mut reader).map(|taken| taken.missed), Some(1));
 }
 
+/// Any process may have written what the queue has in shared memory.
+#[test]
+fn publishing_ends_if_the_number_of_used_spares_is_wrong() {
+    let queue = queue(2, OverflowPolicy::DropOldest);
+    let me = caller(0);
+    let mut reader = queue.subscribe(&me).unwrap();
+    for value in 0..4 {
+        queue.publish(&me, [value], |_| {}).unwrap();
+        assert_eq!(queue.take(&mut reader).map(|taken| taken.entry), Some([value]));
+    }
+    queue.words.store(layout::SPARES_USED, 0, Relaxed);
+    assert_eq!(queue.publish(&me, [4], |_| {}), Err(QueueError::Full));
+}
+
 #[test]
 fn late_subscriber_gets_later_entries_only() {
     let queue = queue(4, OverflowPolicy::Reject);
