@@ -386,14 +386,14 @@ impl World {
     /// change.
     fn check_remote_last_sequences(&self, what: &str) {
         let topic = self.topic();
-        let found = topic.remote_last_sequences();
+        let found = topic.remote_last_sequences(0);
         let is_recorded = |it: &RemoteLastSequence| *it == published(it.publisher, it.last);
         let is_known = |it: &RemoteLastSequence| it.last == it.publisher || it.last == 9;
         assert!(found.iter().all(|it| is_recorded(it) && is_known(it)), "{what}: {found:?}");
         let last: Vec<_> = (1..=3).map(|last| published(last, last + 10)).collect();
         let changes = topic.remote_last_sequence_changes();
         assert!(last.iter().all(|it| topic.record_remote_last_sequence(it)), "{what}");
-        let mut found = topic.remote_last_sequences();
+        let mut found = topic.remote_last_sequences(0);
         found.sort_by_key(|it| it.publisher);
         assert_eq!(found, last, "{what}");
         assert!(topic.remote_last_sequence_changes() > changes, "{what}");

@@ -147,12 +147,17 @@ impl LossTracker {
     /// Records a message of another node. True if messages are missing before it.
     pub(crate) fn on_inbound(&mut self, start: RemoteStart, publisher: u64, sequence: u64) -> bool {
         let key = RemotePublisher::new(start.node, publisher);
-        let unknown = start.start.first_for(self.since).unwrap_or(sequence);
-        let next = self.remote.get(&key).copied().unwrap_or(unknown);
+        let next = self.next_of(&key, start.start).unwrap_or(sequence);
         let missed = sequence.saturating_sub(next);
         self.set_next(key, next.max(sequence.saturating_add(1)));
         self.add_missed(missed);
         missed > 0
+    }
+
+    /// The next message of a publisher, if it is known. A number that was reported before the account
+    /// began may be of a former subscription of this node.
+    fn next_of(&self, publisher: &RemotePublisher, start: PublisherStart) -> Option<u64> {
+        self.remote.get(publisher).copied().max(start.first_for(self.since))
     }
 
     fn set_next(&mut self, publisher: RemotePublisher, next: u64) {
@@ -161,6 +166,11 @@ impl LossTracker {
             self.remote.pop_first();
         }
         self.remote.insert(publisher, next);
+    }
+
+    /// The count of changes of last sequences that it has handled.
+    pub(crate) fn changes_seen(&self) -> u64 {
+        self.changes_seen
     }
 
     /// Returns true if other nodes reported last sequences that were not handled yet.
@@ -175,8 +185,7 @@ impl LossTracker {
             return 0;
         }
         let behind = reported.last.saturating_add(1);
-        let known = self.remote.get(&reported.of_publisher()).copied();
-        let next = known.or_else(|| reported.start.first_for(self.since));
+        let next = self.next_of(&reported.of_publisher(), reported.start);
         behind.saturating_sub(next.unwrap_or(behind))
     }
 

@@ -314,7 +314,7 @@ impl Subscriber {
         if !self.loss_tracker.has_new_last_sequences(changes) {
             return None;
         }
-        let last_sequences = topic.remote_last_sequences();
+        let last_sequences = topic.remote_last_sequences(self.loss_tracker.changes_seen());
         // Afterwards: all messages up to a last sequence were delivered before it was recorded.
         self.has_all(Direction::Inbound).then_some((last_sequences, changes))
     }
@@ -458,10 +458,12 @@ impl Subscriber {
         let detail = match self.evicted() {
             Some(held_for) => {
                 let held_for = text::format_duration(held_for);
+                let max_held = self.max_samples;
                 format!(
-                    "it blocked publishers for {held_for}, with messages that it had not read or \
-                     held. What it holds stays valid. Subscribe again, and read or release faster, \
-                     or increase release_deadline, depth or max_held of the topic"
+                    "it blocked publishers for {held_for}: by messages that it had not read, or by its \
+                     samples, when all subscribers together held the maximum of {max_held}. Its samples \
+                     stay valid. Subscribe again, and read or release faster, or increase \
+                     release_deadline, depth or max_held of the topic"
                 )
             }
             None => "its process was removed from the node, or left it".to_owned(),

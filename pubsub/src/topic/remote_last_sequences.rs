@@ -60,8 +60,13 @@ impl<W: Words + Clone> TopicWords<W> {
     }
 
     /// All recorded last sequences; one that is being written counts as another change.
-    pub(crate) fn remote_last_sequences(&self) -> Vec<RemoteLastSequence> {
-        self.remote_last_sequence_slots().filter_map(|(_, found)| found).collect()
+    ///
+    /// Only those that were recorded after this count of changes: a subscriber that knows the accounts
+    /// as of then has nothing to learn from earlier ones, which may belong to a former subscription.
+    pub(crate) fn remote_last_sequences(&self, changes: u64) -> Vec<RemoteLastSequence> {
+        let slots = self.remote_last_sequence_slots();
+        let is_later = |at: &usize| self.words().load(at + VERSION, Acquire) / 2 > changes;
+        slots.filter(|(at, _)| is_later(at)).filter_map(|(_, found)| found).collect()
     }
 
     /// Offset and content of each slot.

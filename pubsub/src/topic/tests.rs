@@ -243,7 +243,7 @@ fn remote_last_sequences_are_recorded_for_each_publisher() {
         start: PublisherStart::new(1, 2),
         at: 3,
     };
-    assert!(topic.remote_last_sequences().is_empty());
+    assert!(topic.remote_last_sequences(0).is_empty());
     // The same one again is no change, at any inbound position.
     for (reported, is_new) in [
         (last_sequence(1, 5), true),
@@ -261,14 +261,14 @@ fn remote_last_sequences_are_recorded_for_each_publisher() {
         RemoteLastSequence { publisher: 0x101, ..last_sequence(1, 2) },
     ];
     assert_eq!(
-        (topic.remote_last_sequences(), topic.remote_last_sequence_changes()),
+        (topic.remote_last_sequences(0), topic.remote_last_sequence_changes()),
         (expected.into(), 4)
     );
     // The oldest ones are replaced.
     for publisher in 1000..1256 {
         assert!(topic.record_remote_last_sequence(&last_sequence(publisher, 1)));
     }
-    let mut found: Vec<_> = topic.remote_last_sequences();
+    let mut found: Vec<_> = topic.remote_last_sequences(0);
     found.sort_by_key(|it| it.publisher);
     assert_eq!(found, (1000..1256).map(|it| last_sequence(it, 1)).collect::<Vec<_>>());
 }
