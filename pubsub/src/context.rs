@@ -119,6 +119,10 @@ impl Endpoint for TopicUse {
     fn close(&self, reason: &Arc<str>) {
         self.endpoints.close(reason);
     }
+
+    fn on_lost_membership(&self, reason: &Arc<str>) {
+        self.endpoints.on_lost_membership(reason);
+    }
 }
 
 impl Drop for TopicUse {

@@ -10,6 +10,9 @@ use crate::error::{Error, ErrorKind, Result};
 pub(crate) trait Endpoint: Send + Sync {
     /// Ends it at once. Waits of other threads in it end, too, and name the reason.
     fn close(&self, reason: &Arc<str>);
+
+    /// This process is no longer a member of the node: nothing that it publishes would arrive.
+    fn on_lost_membership(&self, _reason: &Arc<str>) {}
 }
 
 /// Mark of a closed object, with the reason: "the topic was closed".
@@ -62,6 +65,13 @@ impl Endpoints {
             std::mem::take(&mut *all)
         };
         all.iter().filter_map(Weak::upgrade).for_each(|endpoint| endpoint.close(reason));
+    }
+
+    /// Tells all of them that this process is no longer a member of the node.
+    pub(crate) fn on_lost_membership(&self, reason: &Arc<str>) {
+        let all = lock(&self.all).clone();
+        let living = all.iter().filter_map(Weak::upgrade);
+        living.for_each(|endpoint| endpoint.on_lost_membership(reason));
     }
 
     /// Fails once [`close`](Self::close) was called.

@@ -241,10 +241,12 @@ impl MembershipState {
         (!blocked_topics.is_empty()).then_some(left)
     }
 
-    /// This process is no longer a member.
+    /// This process is no longer a member: publishers end, and subscribers behind what is queued.
     pub(super) fn close(&self, reason: &Error) {
         self.service.release_priority();
-        self.refuse_calls(&reason.to_string());
+        let text = reason.to_string();
+        self.open_topics.on_lost_membership(&Arc::from(text.as_str()));
+        self.refuse_calls(&text);
         // Wakes waiting threads: they fail now.
         for used in lock(&self.state).topics.values() {
             used.topic.local().messages().ring();

@@ -40,6 +40,10 @@ impl Endpoint for PublisherState {
         self.context.local.control().wake();
         self.loans.wake();
     }
+
+    fn on_lost_membership(&self, reason: &Arc<str>) {
+        self.close(reason);
+    }
 }
 
 impl Publisher {

@@ -319,7 +319,8 @@ fn node_ends_when_its_directory_is_removed() {
         // Its members are told, and readers do not wait for ever.
         let error = subscriber.pull(TIMEOUT).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
-        until("the publisher to end", || publisher.push(b"x", TIMEOUT).is_err());
+        let error = publisher.push(b"x", TIMEOUT).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
         drop((publisher, subscriber, topic, other, serving));
         let next = test_dir.join();
         assert!(next.topic("numbers", &settings()).is_ok());

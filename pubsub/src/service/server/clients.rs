@@ -25,7 +25,9 @@ fn malformed(detail: &'static str) -> Error {
 }
 
 fn other_node() -> Error {
-    Error::new(RECEIVING, ErrorKind::Closed, "the node was re-created without this process")
+    let detail = "this is another node: the directory of the former one was removed, or no process kept \
+                  it. Join again";
+    Error::new(RECEIVING, ErrorKind::Closed, detail)
 }
 
 fn only(descriptors: Vec<OwnedFd>) -> Result<OwnedFd> {
