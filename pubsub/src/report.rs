@@ -145,8 +145,11 @@ pub enum Row {
         place: String,
         /// `reliable`, `drop-oldest` or `drop-newest`.
         reliability: String,
-        /// Depth of its queue in messages.
+        /// Maximum number of unread messages of a subscriber.
         depth: u32,
+        /// Maximum number of samples that a subscriber holds, and that all of them hold beside the
+        /// unread ones.
+        max_held: u32,
         /// Maximum message length.
         largest: u64,
         /// Maximum number of loans of a publisher.
@@ -186,8 +189,13 @@ pub enum Row {
         topic: String,
         /// The subscriber's process; or the service, on behalf of other nodes.
         participant: ReportedSubscriber,
-        /// Messages that it has not read, or holds.
-        behind: u64,
+        /// Messages that it has not read.
+        unread: u64,
+        /// Samples that it holds.
+        held: u64,
+        /// True for an evicted subscriber, which gets no more messages. Reports have it as long as
+        /// it holds samples of its own node.
+        is_evicted: bool,
         /// Messages that it missed.
         missed: u64,
     },
@@ -272,7 +280,7 @@ pub enum Row {
         subscribes: bool,
         /// `reliable`, `drop-oldest` or `drop-newest`.
         reliability: String,
-        /// Depth of its queue in messages.
+        /// Maximum number of unread messages of a subscriber.
         depth: u32,
         /// Maximum message length.
         largest: u64,

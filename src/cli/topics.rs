@@ -43,7 +43,9 @@ struct TopicUsers {
     /// Number of waits for space, and the longest.
     waiting: Option<u64>,
     subscribers: u64,
-    behind: u64,
+    /// The most of one subscriber.
+    unread: u64,
+    held: u64,
     missed: u64,
 }
 
@@ -58,10 +60,11 @@ fn users(rows: &[Row]) -> BTreeMap<&str, TopicUsers> {
                     of.waiting = of.waiting.max(Some(*waits_microseconds));
                 }
             }
-            Row::Subscriber { topic, behind, missed, .. } => {
+            Row::Subscriber { topic, unread, held, is_evicted, missed, .. } => {
                 let of = all.entry(topic).or_default();
-                of.subscribers += 1;
-                of.behind = of.behind.max(*behind);
+                of.subscribers += u64::from(!is_evicted);
+                of.unread = of.unread.max(*unread);
+                of.held += held;
                 of.missed += missed;
             }
             _ => {}
@@ -72,14 +75,22 @@ fn users(rows: &[Row]) -> BTreeMap<&str, TopicUsers> {
 
 /// Details of the topics.
 fn details(rows: &[Row]) -> String {
-    let head =
-        ["topic", "type", "released within", "messages reserved", "bytes reserved", "dropped"];
+    let head = [
+        "topic",
+        "type",
+        "released within",
+        "max held",
+        "messages reserved",
+        "bytes reserved",
+        "dropped",
+    ];
     let topics = matching!(
         rows,
-        Row::Topic { name, type_name, release_microseconds, dropped, reserves, .. } => [
+        Row::Topic { name, type_name, release_microseconds, max_held, dropped, reserves, .. } => [
             name.escape_debug().to_string(),
             type_name.as_deref().map_or_else(|| "bytes".to_owned(), text::escape_control),
             format!("{} s", *release_microseconds as f64 / 1e6),
+            max_held.to_string(),
             reserves.blocks.to_string(),
             reserves.bytes.to_string(),
             dropped.to_string(),
@@ -111,7 +122,8 @@ fn to_text(rows: &[Row], is_verbose: bool) -> String {
         "arrived",
         "publishers",
         "subscribers",
-        "behind",
+        "unread",
+        "held",
         "missed",
         "waits",
     ];
@@ -133,7 +145,8 @@ fn to_text(rows: &[Row], is_verbose: bool) -> String {
             arrived.to_string(),
             of.publishers.to_string(),
             of.subscribers.to_string(),
-            of.behind.to_string(),
+            of.unread.to_string(),
+            of.held.to_string(),
             of.missed.to_string(),
             of.waiting.map_or_else(String::new, |waits| format!("{:.1} s", waits as f64 / 1e6)),
         ])
@@ -291,6 +304,7 @@ pub(super) mod tests {
                 place: "host".to_owned(),
                 reliability: "reliable".to_owned(),
                 depth: 16,
+                max_held: 16,
                 largest: 1 << 20,
                 loans: 4,
                 release_microseconds: 5_000_000,
@@ -311,13 +325,17 @@ pub(super) mod tests {
             Row::Subscriber {
                 topic: topic.clone(),
                 participant: participant.into(),
-                behind: 5,
+                unread: 4,
+                held: 1,
+                is_evicted: false,
                 missed: 1,
             },
             Row::Subscriber {
                 topic: topic.clone(),
                 participant: ReportedSubscriber::Replication,
-                behind: 9,
+                unread: 7,
+                held: 2,
+                is_evicted: false,
                 missed: 2,
             },
             Row::Peer {
@@ -355,7 +373,7 @@ pub(super) mod tests {
         assert!(out.lines().all(|line| line.chars().count() <= text::WIDTH), "{out}");
         let line = out.lines().find(|line| line.starts_with("camera")).unwrap();
         let cells: Vec<_> = line.split_whitespace().collect();
-        let expected = "camera reliable 16 1MiB host 12 4 1 2 9 3 1.5 s";
+        let expected = "camera reliable 16 1MiB host 12 4 1 2 7 3 3 1.5 s";
         assert_eq!(cells.join(" "), expected);
         assert!(
             out.contains("memory on host for messages of this node: 512.00 KiB of 1.00 MiB"),
@@ -372,7 +390,7 @@ pub(super) mod tests {
         assert!(out.lines().all(|line| line.chars().count() <= text::WIDTH), "{out}");
         let line = out.lines().filter(|line| line.starts_with("camera")).nth(1).unwrap();
         let cells: Vec<_> = line.split_whitespace().collect();
-        assert_eq!(cells.join(" "), "camera Pose 5 s 52 54525952 0");
+        assert_eq!(cells.join(" "), "camera Pose 5 s 16 52 54525952 0");
         let all = to_json(&rows()).unwrap();
         assert_eq!(all["topics"][0]["type_name"], "Pose");
         assert_eq!(all["topics"][0]["reserves"], json!({ "messages": 52, "bytes": 52 << 20 }));
@@ -432,6 +450,7 @@ pub(super) mod tests {
             place: strange.clone(),
             reliability: strange.clone(),
             depth: 1,
+            max_held: 1,
             largest: 1,
             loans: 1,
             release_microseconds: 1,

@@ -208,7 +208,7 @@ fn dropped_messages_are_counted_without_failure() {
     let wait_until_read = || {
         test_node.wait_until("that all was read", |report| {
             let topic = topic(report, "live");
-            topic.is_some_and(|topic| topic["subscribers"][0]["behind"] == 0)
+            topic.is_some_and(|topic| topic["subscribers"][0]["unread"] == 0)
         })
     };
     wait_until_read();

@@ -58,7 +58,7 @@ fn wait_for_space_can_be_interrupted() {
     // The published messages are complete, and the interrupt of a subscriber is no failure.
     sub.signal(Signal::SIGCONT);
     test_node.wait_until("that all was read", |report| {
-        topic(report, "t").is_some_and(|topic| topic["subscribers"][0]["behind"] == 0)
+        topic(report, "t").is_some_and(|topic| topic["subscribers"][0]["unread"] == 0)
     });
     sub.signal(Signal::SIGINT);
     assert!(sub.succeed().contains("2 messages"));

@@ -192,7 +192,7 @@ fn budget_is_reported_equally_everywhere() {
     let figures = "topics reserve 16.00 MiB of 64.00 MiB (67108864 bytes)";
     assert!(cells(&output).contains(figures), "{output}");
     let output = test_node.succeed(&["topics", "--verbose"]);
-    assert!(output.lines().any(|line| cells(line) == "t bytes 5 s 16 16777216 0"), "{output}");
+    assert!(output.lines().any(|line| cells(line) == "t bytes 5 s 4 16 16777216 0"), "{output}");
     let topics = test_node.json(&["topics", "--json"]);
     assert_eq!(topics["topics"][0]["reserves"]["messages"], 16, "{topics}");
     assert_eq!(test_node.json(&["topics", "--json"])["pools"][0]["budget"], 64 << 20);

@@ -218,7 +218,9 @@ mod tests {
         let row = crate::Row::Subscriber {
             topic: "x".repeat(200),
             participant: "y".repeat(200).into(),
-            behind: 0,
+            unread: 0,
+            held: 0,
+            is_evicted: false,
             missed: 0,
         };
         let rows = Notice::Rows { request: 1, rows: vec![row; 64], is_last: false };

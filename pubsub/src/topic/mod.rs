@@ -84,9 +84,11 @@ pub(crate) struct SubscriberInfo {
     participant: Option<Participant>,
     /// The position that it reads next.
     cursor: u64,
-    /// Unread messages, and held ones.
+    /// Unread messages of this node and of others, and held ones.
     unread: u32,
     pub(crate) held: u32,
+    /// True for one that gets no more messages, and is known as long as it holds some.
+    is_evicted: bool,
     /// Missed messages, as the subscriber reports itself.
     missed: u64,
 }

@@ -23,18 +23,30 @@ impl<W: Words + Clone> TopicWords<W> {
     /// Subscriptions of the local queue. Each has one of the inbound queue, too, except those of
     /// roles.
     pub(crate) fn subscribers(&self) -> Vec<SubscriberInfo> {
-        let seen = |subscription_id: SubscriptionId| {
-            let slot = SubscriberSlot::find(self.words(), Direction::Local, subscription_id);
-            let (unread, held) = self.local().backlog_of(subscription_id);
-            SubscriberInfo {
-                participant: subscription_id.participant(),
-                cursor: self.local().progress_of(subscription_id).0,
-                unread,
-                held,
-                missed: slot.map_or(0, |slot| slot.missed()),
-            }
-        };
-        self.local().subscription_ids().map(seen).collect()
+        self.local().subscription_ids().map(|id| self.subscriber_info(id, false)).collect()
+    }
+
+    /// Evicted subscribers that still hold messages of this node.
+    fn evicted_subscribers(&self) -> impl Iterator<Item = SubscriberInfo> {
+        self.local().evicted_holders().into_iter().map(|(id, _)| self.subscriber_info(id, true))
+    }
+
+    fn subscriber_info(&self, local: SubscriptionId, is_evicted: bool) -> SubscriberInfo {
+        let slot = SubscriberSlot::find(self.words(), Direction::Local, local);
+        let inbound = slot.as_ref().and_then(|slot| {
+            let [_, inbound] = slot.subscription_ids();
+            self.inbound().find_subscription(inbound)
+        });
+        let of_other_nodes = inbound.map_or((0, 0), |id| self.inbound().backlog_of(id));
+        let (unread, held) = self.local().backlog_of(local);
+        SubscriberInfo {
+            participant: local.participant(),
+            cursor: self.local().progress_of(local).0,
+            unread: unread + of_other_nodes.0,
+            held: held + of_other_nodes.1,
+            is_evicted,
+            missed: slot.map_or(0, |slot| slot.missed()),
+        }
     }
 
     /// The last sequences of all publishers of this node.
@@ -109,6 +121,7 @@ impl<W: Words + Clone> TopicWords<W> {
             place: settings.place.to_string(),
             reliability: settings.reliability.to_string(),
             depth: settings.depth,
+            max_held: settings.max_held,
             largest: settings.largest,
             loans: settings.loans,
             release_microseconds: settings.release_microseconds,
@@ -127,7 +140,8 @@ impl<W: Words + Clone> TopicWords<W> {
             waits_microseconds:
                 found.waits_since.map_or(0, |since| clock::now().saturating_sub(since) / 1000),
         }));
-        rows.extend(self.subscribers().into_iter().map(|found| Row::Subscriber {
+        let subscribers = self.subscribers().into_iter().chain(self.evicted_subscribers());
+        rows.extend(subscribers.map(|found| Row::Subscriber {
             topic: name(),
             participant: match found.participant {
                 Some(participant) if participant.is_role() => ReportedSubscriber::Replication,
@@ -135,7 +149,9 @@ impl<W: Words + Clone> TopicWords<W> {
                     participant.map(|it| it.to_string()).unwrap_or_default(),
                 ),
             },
-            behind: u64::from(found.unread) + u64::from(found.held),
+            unread: found.unread.into(),
+            held: found.held.into(),
+            is_evicted: found.is_evicted,
             missed: found.missed,
         }));
         let missed = self.missed_by_nodes();

@@ -95,8 +95,8 @@ fn describe(rows: &[Row], topic: &str, wait: Wait) -> String {
 fn slowest(rows: &[Row], name: &str) -> Option<(String, u64)> {
     let subscribers = matching!(
         rows,
-        Row::Subscriber { topic, participant, behind, .. }
-            if topic == name && *behind > 0 => (participant, *behind)
+        Row::Subscriber { topic, participant, unread, held, .. }
+            if topic == name && unread + held > 0 => (participant, unread + held)
     );
     let (participant, behind) = subscribers.max_by_key(|(_, behind)| *behind)?;
     let ReportedSubscriber::Process(participant) = participant else {
@@ -118,7 +118,8 @@ mod tests {
 
     fn subscriber(topic: &str, participant: &str, behind: u64) -> Row {
         let (topic, participant) = (topic.to_owned(), participant.to_owned().into());
-        Row::Subscriber { topic, participant, behind, missed: 0 }
+        let (unread, held) = (behind, 0);
+        Row::Subscriber { topic, participant, unread, held, is_evicted: false, missed: 0 }
     }
 
     fn process(participant: &str, process: u32) -> Row {

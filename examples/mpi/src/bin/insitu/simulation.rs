@@ -127,11 +127,12 @@ impl Copies {
                 Row::Subscriber {
                     topic,
                     participant: ReportedSubscriber::Process(_),
-                    behind,
+                    unread,
+                    held,
                     ..
                 } if topic == FIELD => {
                     copies.subscribers += 1;
-                    copies.unread += behind;
+                    copies.unread += unread + held;
                 }
                 Row::Pool { is_inbound: false, blocks, .. } => copies.messages += blocks,
                 _ => {}
