@@ -31,8 +31,22 @@ pub(crate) fn join(
     signals: &Signals,
 ) -> Result<Node> {
     check_directory(settings)?;
+    check_network(settings, &options)?;
     let joined = service.ask(Some(signals), move || Node::join(options))?;
     joined.map_err(|error| service.explain(error))
+}
+
+/// Fails if an option of the network is given to a node that has none. Variables and files may set
+/// it for other programs.
+fn check_network(settings: &Settings, options: &NodeOptions) -> Result<()> {
+    let is_option = |name: &str| settings.origin(name).is_some_and(|it| it.starts_with("option"));
+    match ["provider", "source"].into_iter().find(|name| is_option(name)) {
+        Some(name) if options.network.is_none() => {
+            let why = format!("--{name} has no effect without --listen, --peers or --rendezvous");
+            Err(Failure::new(Exit::Usage, why))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Fails if the node directory cannot be created. Only the last component of a configured path is

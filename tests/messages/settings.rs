@@ -23,6 +23,16 @@ fn peer_without_a_port() {
 }
 
 #[test]
+fn options_of_a_network_without_one() {
+    for (option, value) in [("--provider", "net"), ("--source", "127.0.0.1")] {
+        let why = format!(
+            "fabricast: {option} has no effect without --listen, --peers or --rendezvous\n"
+        );
+        TestNode::new().fails(&["pub", "t", option, value], 2, &why);
+    }
+}
+
+#[test]
 fn variable_with_a_wrong_value() {
     let environment = [("FABRICAST_TOPIC_DEPTH", "many")];
     let why = "fabricast: environment FABRICAST_TOPIC_DEPTH is \"many\": use 1 to 65536\n";

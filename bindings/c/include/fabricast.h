@@ -257,9 +257,9 @@ typedef struct fabricast_topic_settings {
                                  reserved when it is opened */
     const char *type_name;    /* type of its values, 1 to 64 bytes: opening a topic of
                                  another type fails; NULL: any type */
-    uint64_t max_held;        /* number of messages that a subscriber may hold, beside unread
-                                 ones; 0: as depth, at least 2, and 16 if the topic
-                                 drops messages */
+    uint64_t max_held;        /* number of messages that a subscriber may hold; all subscribers
+                                 together may hold as many beside the unread ones; 0: as
+                                 depth, at least 2, and 16 if the topic drops messages */
 } fabricast_topic_settings;
 
 /* fabricast_topic_settings_init(&settings, sizeof settings) */

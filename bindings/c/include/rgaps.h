@@ -15,6 +15,8 @@
  *                                  may be in any memory
  *   FABRICAST_TOPIC_LARGEST        the largest message of a topic: 16M if unset
  *   FABRICAST_TOPIC_DEPTH          messages that a subscriber may have unread: 16 if unset
+ *   FABRICAST_TOPIC_MAX_HELD       messages that all subscribers together may hold, beside
+ *                                  the unread ones: as FABRICAST_TOPIC_DEPTH if unset
  *   FABRICAST_TOPIC_LOANS          loans of each publisher, for which memory is reserved: 4
  *                                  if unset. A call of publisher_push uses one; others wait
  *                                  for it

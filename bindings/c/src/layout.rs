@@ -125,7 +125,14 @@ impl RawNodeOptions {
         let provider = self.provider.get(operation, "provider")?;
         let source = self.source.get(operation, "source")?;
         if listen.is_none() && peers.is_none() && rendezvous.is_none() {
-            return Ok(None);
+            let without_effect = [("provider", provider), ("source", source)];
+            return match without_effect.into_iter().find(|(_, value)| value.is_some()) {
+                None => Ok(None),
+                Some((name, _)) => {
+                    let cause = format!("{name} has no effect without listen, peers or rendezvous");
+                    Err(Failure::invalid(operation, cause))
+                }
+            };
         }
         let peers = peers.unwrap_or_default().split(',').map(str::trim);
         Ok(Some(NetworkOptions {

@@ -37,13 +37,6 @@ const NO_SPACE: Failure = Failure::fixed(
     c"publish to topic failed: would block: no space in the topic",
 );
 
-const TIMED_OUT: Failure = Failure::fixed(
-    Status::DeadlineExceeded,
-    c"publish to topic",
-    c"publish to topic failed: deadline exceeded: the topic is full: subscribers have not released messages, or \
-      a stopped process holds a lock. Release samples, or increase the depth",
-);
-
 impl OpenPublisher {
     pub(crate) fn new(topic: &Topic) -> Result<Self> {
         let (publisher, memory) = (topic.publisher()?, topic.place()?);
@@ -109,7 +102,7 @@ impl OpenPublisher {
         let interruption = Interruption::watch();
         match loan.publish_on_within(stream, end.saturating_duration_since(Instant::now()))? {
             Attempt::Sent(_) => Ok(()),
-            Attempt::Full(_) => Err(not_published(timeout, &interruption)),
+            Attempt::Full(lent) => Err(not_published(&lent, timeout, &interruption)),
         }
     }
 
@@ -151,11 +144,11 @@ const INTERRUPTED: Failure = Failure::fixed(
 );
 
 /// Why a loan that still exists was not published.
-fn not_published(timeout: Timeout, interruption: &Interruption) -> Failure {
+fn not_published(lent: &Loan, timeout: Timeout, interruption: &Interruption) -> Failure {
     match timeout {
         Timeout::Now => NO_SPACE,
         _ if interruption.occurred() => INTERRUPTED,
-        _ => TIMED_OUT,
+        _ => lent.no_room_error("publish to topic").into(),
     }
 }
 
@@ -215,8 +208,9 @@ pub(crate) fn publish(
     let done = match attempt(lent, timeout.as_duration().saturating_sub(waited)) {
         Ok(Attempt::Sent(done)) => Ok(done),
         Ok(Attempt::Full(lent)) => {
+            let failure = not_published(&lent, timeout, &interruption);
             taken.put_back(lent);
-            return Err(not_published(timeout, &interruption));
+            return Err(failure);
         }
         Err(error) => Err(error),
     };

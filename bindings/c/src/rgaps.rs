@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
-use pubsub::{ErrorKind, Node, NodeOptions, Topic};
+use pubsub::{ErrorKind, Node, NodeOptions, Topic, UnknownVariable};
 
 use crate::failure::{Failure, Operation, Result};
 use crate::ffi::{CallerRange, Text, export};
@@ -87,6 +87,7 @@ fn node(
 /// from an existing topic's.
 fn topic(operation: Operation, name: &str) -> Result<(Arc<Node>, Topic)> {
     variables::apply(operation)?;
+    UnknownVariable::refuse_misspelt()?;
     let settings = environment::read(operation, |name| std::env::var_os(name))?;
     let node = node(operation, &Registry::current().simple_node, settings.node_options())?;
     let topic = match node.topic(name, &settings.topic) {

@@ -119,11 +119,18 @@ impl PyNode {
         network.peers = peers.unwrap_or_else(|| std::mem::take(&mut network.peers));
         network.rendezvous = rendezvous.or(network.rendezvous.take());
         network.insecure = insecure.unwrap_or(network.insecure);
+        let without_effect = [("provider", provider.is_some()), ("source", source.is_some())];
         network.provider = provider.or(network.provider.take());
         if let Some(source) = source {
             network.source = Some(::fabric::local_address(source)?);
         }
         let options = settings.node_options();
+        if let (None, Some((name, _))) =
+            (&options.network, without_effect.into_iter().find(|(_, is_given)| *is_given))
+        {
+            let cause = format!("{name} has no effect without listen, peers or rendezvous");
+            return Err(Failure::invalid(JOIN, cause));
+        }
         let node = interruptibly(py, JOIN, move || Node::join(options))?;
         Ok(Self::of(node))
     }
@@ -148,6 +155,10 @@ impl PyNode {
         max_held: Option<u32>,
     ) -> Result<PyTopic> {
         let node = self.node.get(OPEN)?;
+        if max_held == Some(0) {
+            let cause = format!("max_held=0: at least 1, at most {}", TopicSettings::MAX_DEPTH);
+            return Err(Failure::invalid(OPEN, cause));
+        }
         let mut settings = TopicSettings {
             memory: memory.parse()?,
             reliability: reliability.parse()?,

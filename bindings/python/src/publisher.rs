@@ -120,6 +120,10 @@ fn publish(
     if let Some(stream) = stream {
         leave(stream);
     }
+    let published = published.map_err(|failure| match &*next {
+        Some(loan) if failure.is_of("DeadlineExceeded") => loan.no_room_error(PUBLISH).into(),
+        _ => failure,
+    });
     let Sent { position, subscribers, is_dropped, .. } = published?;
     Ok(PySent { position, subscribers, is_dropped })
 }

@@ -500,7 +500,7 @@ def test_a_loan_can_be_published_again_when_there_was_no_room(node, name):
         publisher.publish(b"first")
         loan = publisher.loan((6,))
         memoryview(loan.array)[:] = b"second"
-        with pytest.raises(errors.DeadlineExceeded):
+        with pytest.raises(errors.DeadlineExceeded, match="the topic is full"):
             loan.publish(timeout=0.05)
         assert subscriber.pull(timeout=DEADLINE).array.tobytes() == b"first"
         loan.publish(timeout=DEADLINE)
@@ -544,6 +544,8 @@ def test_network_that_cannot_take_effect_is_refused(tmp_path):
         ({"listen": "127.0.0.1:0"}, errors.InvalidArgument, "not authenticated .* Set insecure"),
         ({"peers": ["node2:7700"]}, errors.InvalidArgument, "Set insecure"),
         ({"listen": "127.0.0.1:0", "insecure": True, "provider": "bogus"}, errors.NoProvider, "bogus"),
+        ({"provider": "net"}, errors.InvalidArgument, "provider has no effect without listen"),
+        ({"source": "127.0.0.1"}, errors.InvalidArgument, "source has no effect without listen"),
     ):
         with pytest.raises(error, match=text):
             fabricast.Node(str(tmp_path / "node"), **network)

@@ -176,8 +176,8 @@ static ALL: LazyLock<Vec<Setting>> = LazyLock::new(|| {
             "`depth`, at least 2, or 16 if the topic drops messages",
         )
         .about(
-            "Samples that a subscriber may hold, beside unread messages; memory for twice as many \
-                 is reserved.",
+            "Samples that a subscriber may hold, and messages that all subscribers together may \
+                 hold beside the unread ones; memory for twice as many is reserved.",
         )
         .read(|all, text| {
             count(text, TopicSettings::MAX_DEPTH).map(|held| all.topic.max_held = held)

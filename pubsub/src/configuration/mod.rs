@@ -60,8 +60,7 @@ impl Settings {
     /// # Errors
     /// As [`NodeOptions::from_environment`].
     pub fn from_environment() -> Result<Self> {
-        let unknown = UnknownVariable::all_of_this_process();
-        unknown.iter().find_map(UnknownVariable::misspelt).map_or(Ok(()), Err)?;
+        UnknownVariable::refuse_misspelt()?;
         Self::from_variables(|name| std::env::var_os(name))
     }
 

@@ -6,7 +6,7 @@ use transfer::path::DeviceFabric;
 
 use super::OPERATION;
 use super::setting::{PREFIX, Setting};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Result};
 
 /// Known variables that set no value of [`Settings`](super::Settings): of the command, of the C
 /// library, of agents, of the preloaded library and of launchers.
@@ -40,6 +40,14 @@ impl UnknownVariable {
         Self::among(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))
     }
 
+    /// Fails if a variable of this process is misspelt, with the nearest known one.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument).
+    pub fn refuse_misspelt() -> Result<()> {
+        Self::all_of_this_process().iter().find_map(Self::misspelt).map_or(Ok(()), Err)
+    }
+
     fn among(names: impl Iterator<Item = String>) -> Vec<Self> {
         let names = names.filter(|name| name.starts_with(PREFIX) && known().all(|is| is != name));
         let mut unknown: Vec<_> =
@@ -55,7 +63,7 @@ impl UnknownVariable {
         self.nearest.is_some()
     }
 
-    pub(super) fn misspelt(&self) -> Option<Error> {
+    fn misspelt(&self) -> Option<Error> {
         let (name, near) = (self.name.escape_debug().to_string(), self.nearest?);
         let detail = format!(
             "{name} is unknown; the nearest variable is {near}. Correct its name, or unset it"

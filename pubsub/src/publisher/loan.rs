@@ -56,7 +56,7 @@ impl Attempt {
                                   returned. Use publish_within to keep it";
                     error.on(topic).with_detail(detail)
                 })?;
-                Err(loan.state.timeout_error(operation, &loan.state.why_full()))
+                Err(loan.no_room_error(operation))
             }
         }
     }
@@ -253,6 +253,29 @@ impl Loan {
             }
             attempt => Ok(attempt),
         }
+    }
+
+    /// Why a message found no room until the deadline: the error of [`publish`](Self::publish), for
+    /// callers of [`publish_within`](Self::publish_within).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pubsub::{Attempt, ErrorKind, Node, NodeOptions, TopicSettings};
+    /// # let directory = testkit::temp_dir::TempDir::new("fabricast-doc-no-room");
+    /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
+    /// let topic = node.topic("frames", &TopicSettings { depth: 1, ..TopicSettings::default() })?;
+    /// let (publisher, _subscriber) = (topic.publisher()?, topic.subscriber()?);
+    /// publisher.push(b"unread", Duration::from_secs(5))?;
+    /// let loan = publisher.loan(4, Duration::from_secs(5))?;
+    /// let Attempt::Full(loan) = loan.publish_within(Duration::from_millis(1))? else { panic!() };
+    /// let error = loan.no_room_error("publish frame");
+    /// assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+    /// assert!(error.detail().contains("the topic is full"), "{error}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn no_room_error(&self, operation: &'static str) -> Error {
+        self.state.timeout_error(operation, &self.state.why_full())
     }
 
     /// Publishes it, if there is room now.

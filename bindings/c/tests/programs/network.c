@@ -58,6 +58,9 @@ int main(void)
     EXPECT(FABRICAST_E_INVALID_ARGUMENT, attempt("127.0.0.1:0", NULL, "^"));
     EXPECT(FABRICAST_E_INVALID_ARGUMENT, attempt("127.0.0.1:0", NULL, "net,^net"));
 
+    EXPECT(FABRICAST_E_INVALID_ARGUMENT, attempt(NULL, NULL, "net"));
+    CHECK(strstr(fabricast_error_message(), "provider has no effect without listen") != NULL);
+
     any(name, sizeof name);
     EXPECT(FABRICAST_OK, attempt("127.0.0.1:0", NULL, name));
     snprintf(policy, sizeof policy, "=%s", name);
@@ -67,6 +70,11 @@ int main(void)
     EXPECT(FABRICAST_OK, attempt("127.0.0.1:0", NULL, "^no-such-provider"));
 
     /* Variables of the environment are checked, too. */
+    CHECK(setenv("FABRICAST_PROVDER", "net", 1) == 0);
+    CHECK(publisher_init(topic_name) == NULL);
+    CHECK(fabricast_error_status() == FABRICAST_E_INVALID_ARGUMENT);
+    CHECK(strstr(fabricast_error_message(), "the nearest variable is FABRICAST_PROVIDER") != NULL);
+    CHECK(unsetenv("FABRICAST_PROVDER") == 0);
     CHECK(setenv("FABRICAST_PEERS", "nowhere", 1) == 0);
     CHECK(publisher_init(topic_name) == NULL);
     CHECK(fabricast_error_status() == FABRICAST_E_INVALID_ARGUMENT);
