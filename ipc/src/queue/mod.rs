@@ -529,16 +529,29 @@ impl<W: Words, const E: usize> Queue<W, E> {
         from: u64,
         mut is_meant: impl FnMut([u64; E]) -> bool,
     ) -> Option<u64> {
-        let evicted = (0..MAX_SUBSCRIBERS).filter(|index| self.is_evicted(*index));
-        let counted = !evicted.fold(0, |marks, index| marks | layout::marks(index));
-        let mut kept: Vec<_> = self.entries_with(counted).collect();
-        kept.sort_unstable();
-        let mut later = kept.into_iter().filter(|(position, _)| *position >= from);
-        let found = later.find(|(position, slot)| {
-            // The filter does not cover an entry that was published there meanwhile.
-            is_meant(self.entry(*slot)) && self.readers_at(*slot, *position) & counted != 0
+        // Evicted ones are not active. Only marks of others need their lines, which readers write.
+        let active = u64::from(self.active());
+        let active_marks = active << 32 | active;
+        let is_unreleased = |slot, position| {
+            let readers = self.readers_at(slot, position);
+            readers & active_marks != 0
+                || readers != 0 && self.class_of(readers) == HolderClass::Subscribed
+        };
+        // The filter does not cover an entry that was published there meanwhile.
+        let mut is_found = |slot, position| {
+            is_unreleased(slot, position)
+                && is_meant(self.entry(slot))
+                && is_unreleased(slot, position)
+        };
+        let tail = self.position();
+        let mut ring = from.max(tail.saturating_sub(self.depth))..tail;
+        let in_ring = ring.find(|position| is_found(self.slot(*position), *position));
+        // Afterwards: an entry that gets another place is in this one first.
+        let spares = self.spares_used().filter_map(|slot| {
+            let position = self.words.load(slot + layout::SEQUENCE, Acquire).checked_sub(1)?;
+            (position >= from && is_found(slot, position)).then_some(position)
         });
-        found.map(|(position, _)| position)
+        spares.chain(in_ring).min()
     }
 
     /// Position and slot of each entry that has any of these marks.
