@@ -19,7 +19,7 @@ mod futex;
 mod interruption;
 pub mod lock;
 mod marked_doorbell;
-mod membarrier;
+pub mod membarrier;
 #[cfg(all(test, loom))]
 mod models;
 mod not_inherited;

@@ -1,5 +1,27 @@
 //! Fences of two sides, of which one runs often and the other rarely: the rare side lets the kernel
 //! run a memory barrier on all processors that run a process that is prepared for it.
+//!
+//! If each side stores a word, passes its fence, and loads the word of the other, then at least one
+//! sees the store of the other.
+//!
+//! ```
+//! use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+//! use ipc::membarrier;
+//!
+//! membarrier::prepare();
+//! let (is_busy, is_closed) = (AtomicBool::new(false), AtomicBool::new(false));
+//! std::thread::scope(|scope| {
+//!     let worker = scope.spawn(|| {
+//!         is_busy.store(true, Relaxed);
+//!         membarrier::light();
+//!         is_closed.load(Relaxed)
+//!     });
+//!     is_closed.store(true, Relaxed);
+//!     membarrier::heavy();
+//!     let saw_work = is_busy.load(Relaxed);
+//!     assert!(worker.join().unwrap() || saw_work);
+//! });
+//! ```
 #![allow(unsafe_code)]
 
 use std::sync::OnceLock;
@@ -20,7 +42,7 @@ fn membarrier(command: libc::c_int) -> bool {
 }
 
 /// Registers this process; a forked child is registered, too.
-pub(crate) fn prepare() {
+pub fn prepare() {
     static ATTEMPT: OnceLock<()> = OnceLock::new();
     ATTEMPT.get_or_init(|| {
         IS_REGISTERED.store(membarrier(REGISTER_GLOBAL_EXPEDITED), Ordering::Release)
@@ -29,7 +51,7 @@ pub(crate) fn prepare() {
 
 /// The side that runs often. Without the kernel's help it is a full fence.
 #[inline]
-pub(crate) fn light() {
+pub fn light() {
     if IS_REGISTERED.load(Ordering::Relaxed) {
         compiler_fence(Ordering::SeqCst);
     } else {
@@ -37,8 +59,8 @@ pub(crate) fn light() {
     }
 }
 
-/// The side that runs rarely.
-pub(crate) fn heavy() {
+/// The side that runs rarely: it takes microseconds.
+pub fn heavy() {
     fence(Ordering::SeqCst);
     // A seccomp filter may forbid it here, and not to the other side.
     if !membarrier(GLOBAL_EXPEDITED) {

@@ -1,7 +1,8 @@
 //! The end of a subscriber, by its own close or that of its topic or node.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+
+use ipc::membarrier;
 
 use super::{EndScope, Subscriber, Subscription};
 use crate::endpoint_list::{ClosedMark, Endpoint};
@@ -10,25 +11,23 @@ use crate::error_mapping::On;
 use crate::interruption::Interruption;
 use crate::pool::Direction;
 
-/// Flag of the count of takes: the subscription was closed.
-const ENDED: u64 = 1 << 63;
-
 /// The decision between a take and a close of the subscription by another thread: each message
 /// either belongs to the taker, or is given up with the unread ones.
 #[derive(Debug, Default)]
 pub(super) struct EndOfTakes {
     closed: ClosedMark,
-    /// Number of takes. Both sides change this word: the one that comes second sees all that the
-    /// other did before.
-    takes: AtomicU64,
 }
 
 impl EndOfTakes {
     /// Called after a message was taken. False if it belongs to the unread messages that are given
     /// up: the caller releases it, which does no harm if that was done already.
+    ///
+    /// Either this sees the mark, or the close sees that the message was taken: takes are many, so
+    /// theirs is the light side of the fence.
     #[inline]
     pub(super) fn admits(&self) -> bool {
-        self.takes.fetch_add(1, Ordering::AcqRel) & ENDED == 0
+        membarrier::light();
+        !self.closed.is_set()
     }
 
     /// Called before the unread messages are given up. False if it was closed before.
@@ -36,7 +35,7 @@ impl EndOfTakes {
         if !self.closed.set(reason) {
             return false;
         }
-        self.takes.fetch_or(ENDED, Ordering::AcqRel);
+        membarrier::heavy();
         true
     }
 }
@@ -148,7 +147,8 @@ mod tests {
         assert!(end_of_takes.admits());
         assert!(end_of_takes.close(&Arc::from("the subscriber was closed")));
         assert!(!end_of_takes.admits() && !end_of_takes.admits());
-        assert!(!end_of_takes.close(&Arc::from("the node was closed")), "the first reason stays");
+        let again = end_of_takes.close(&Arc::from("the node was closed"));
+        assert!(!again, "the first reason stays");
         let error = end_of_takes.closed.check("pull from topic").unwrap_err();
         assert_eq!(error.detail(), "the subscriber was closed");
     }
