@@ -145,6 +145,25 @@ pub struct Child {
     unread: Vec<u8>,
 }
 
+/// Waits until all threads of a process have stopped.
+///
+/// # Panics
+/// If they do not stop within the timeout.
+#[track_caller]
+pub fn wait_for_stop(process: u32, timeout: Duration) {
+    let threads = format!("/proc/{process}/task");
+    let is_stopped = |thread: std::fs::DirEntry| {
+        let line = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // After its name, which may contain any characters.
+        line.rsplit_once(')').is_none_or(|(_, unread)| unread.trim_start().starts_with('T'))
+    };
+    let end = Instant::now() + timeout;
+    while !std::fs::read_dir(&threads).expect("a child").flatten().all(is_stopped) {
+        assert!(Instant::now() < end, "the process {process} does not stop");
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
 impl Child {
     /// Starts a child.
     ///
@@ -289,17 +308,7 @@ impl Child {
     #[track_caller]
     pub fn stop(&self, timeout: Duration) {
         self.signal(libc::SIGSTOP);
-        let threads = format!("/proc/{}/task", self.id());
-        let is_stopped = |thread: std::fs::DirEntry| {
-            let line = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-            // After its name, which may contain any characters.
-            line.rsplit_once(')').is_none_or(|(_, unread)| unread.trim_start().starts_with('T'))
-        };
-        let end = Instant::now() + timeout;
-        while !std::fs::read_dir(&threads).expect("a child").flatten().all(is_stopped) {
-            assert!(Instant::now() < end, "the child {} does not stop", self.id());
-            std::thread::sleep(POLL_INTERVAL);
-        }
+        wait_for_stop(self.id(), timeout);
     }
 
     /// Resumes it after a stop.

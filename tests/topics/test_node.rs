@@ -212,6 +212,10 @@ impl Process {
 
     pub(crate) fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
+        if signal == Signal::SIGSTOP {
+            // Some threads run on for a while.
+            testkit::children::wait_for_stop(self.child.id(), TIMEOUT);
+        }
     }
 
     pub(crate) fn has_ended(&mut self) -> bool {

@@ -22,6 +22,7 @@ use crate::node_segment::NodeSegment;
 use crate::peers::{Interest, InterestChange};
 use crate::replication::remote_nodes::seen_nodes::SeenNodes;
 use crate::replication::source::last_sequences::LastSequences;
+use crate::replication::source::lost_publishers;
 use crate::replication::source::start_sequences::StartSequences;
 use crate::replication::{
     Command, ControlMessage, LocalTopic, POLL_INTERVAL, Provider, PublishListener, RemoteNodes,
@@ -186,8 +187,9 @@ impl Routing {
         interests.filter(|it| it.publishes || it.subscribes).collect()
     }
 
-    /// Tells the subscribing nodes how much was published to topics to which these interests end the
-    /// publishing, before they hear of the end: then their subscribers have counted everything.
+    /// Tells the subscribing nodes of lost publishers, and how much was published, to topics to which
+    /// these interests end the publishing, before they hear of the end: then their subscribers have
+    /// counted everything.
     pub(super) fn tell_last_sequences(
         &mut self,
         interests: &[Interest],
@@ -198,6 +200,7 @@ impl Routing {
             published.filter_map(|it| self.names.get(&it.topic).copied()).collect();
         for number in self.told_published.difference(&published) {
             let Some(replicated) = self.replicated_topics.get(number) else { continue };
+            lost_publishers::report(&replicated.local_topic().topic, &self.plan, remote_nodes);
             // Messages in flight are not missed.
             if replicated.has_backlog() {
                 continue;
