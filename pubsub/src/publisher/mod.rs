@@ -15,6 +15,7 @@ use ipc::{AllocatorError, Block, BlockRange, Owner, QueueError, WaitStrategy};
 use threads::lock;
 
 pub use self::loan::{Attempt, Sent};
+use self::stream_writes::RECHECK_BACKOFF;
 use self::subscriber_watch::SubscriberWatch;
 use self::wait_span::WaitSpan;
 use crate::clock;
@@ -196,8 +197,9 @@ impl PublisherState {
             (seen, tried) = (changes, now);
             self.borrow_now(length).transpose()
         };
-        let found =
-            self.wait(LOAN_MEMORY, deadline, look, |end, look| control.wait(&mut spin, end, look));
+        let found = self.wait(LOAN_MEMORY, deadline, None, look, |end, look| {
+            control.wait(&mut spin, end, look)
+        });
         lock(&self.sequencer).spin = spin;
         found.transpose()
     }
@@ -282,7 +284,8 @@ impl PublisherState {
             }
             Ok(()) => None,
         };
-        let sent = self.wait("publish to topic", deadline, look, |end, look| {
+        let recheck = Some(RECHECK_BACKOFF);
+        let sent = self.wait("publish to topic", deadline, recheck, look, |end, look| {
             queue.room().wait(&mut spin, end, look)
         });
         lock(&self.sequencer).spin = spin;
@@ -628,7 +631,7 @@ impl Publisher {
             }
             None => Some(Ok(())),
         };
-        let flushed = state.wait(operation, ipc::deadline(timeout), look, |end, look| {
+        let flushed = state.wait(operation, ipc::deadline(timeout), None, look, |end, look| {
             queue.room().wait(&mut spin, end, look)
         });
         flushed.unwrap_or_else(|| {

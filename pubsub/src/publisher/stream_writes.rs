@@ -16,8 +16,8 @@ use crate::settings::SharedLocation;
 use crate::topic::Entry;
 
 const OPERATION: &str = "publish in stream order to topic";
-/// Pauses between looks for room that readers make silently.
-const RECHECK_BACKOFF: RetryBackoff =
+/// Pauses between looks for room that readers make silently, when they take a message.
+pub(super) const RECHECK_BACKOFF: RetryBackoff =
     RetryBackoff::new(Duration::from_millis(1), Duration::from_millis(20));
 /// Longest wait before a waiting publisher polls streams.
 pub(super) const STREAM_CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -241,11 +241,14 @@ impl Publisher {
 }
 
 impl PublisherState {
-    /// Waits for room by a doorbell. Streams ring none, so they are polled.
+    /// Waits for room by a doorbell. Streams ring none, so they are polled; nor do readers that take a
+    /// message, if the wait is for one of those. A timer for each wait costs its thread
+    /// microseconds.
     pub(super) fn wait<T>(
         &self,
         operation: &'static str,
         deadline: Instant,
+        mut recheck: Option<RetryBackoff>,
         mut look: impl FnMut() -> Option<Result<T>>,
         mut wait: impl FnMut(Instant, &mut dyn FnMut() -> Option<Result<T>>) -> Option<Result<T>>,
     ) -> Option<Result<T>> {
@@ -253,7 +256,7 @@ impl PublisherState {
         let interruption = node.interruption();
         let check = || interruption.check(operation).on(self.context.topic.name());
         let mut look = || look().or_else(|| check().err().map(Err));
-        let (mut backoff, mut recheck) = (STREAM_POLL_BACKOFF, RECHECK_BACKOFF);
+        let mut backoff = STREAM_POLL_BACKOFF;
         self.slot().backpressure().begin_since(self.span.begin());
         self.context.publisher_blocked();
         let found = loop {
@@ -264,9 +267,10 @@ impl PublisherState {
                 // Streams may start to hold blocks soon.
                 backoff.reset();
                 deadline.min(Instant::now() + STREAM_CHECK_INTERVAL)
-            } else {
-                // A reader that takes a message makes room, and rings only when it releases it.
+            } else if let Some(recheck) = &mut recheck {
                 deadline.min(Instant::now() + recheck.next_pause())
+            } else {
+                deadline
             };
             let found = wait(end, &mut look);
             if found.is_some() || end >= deadline {
