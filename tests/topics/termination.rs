@@ -388,7 +388,7 @@ fn message_that_is_read_during_an_eviction_is_received() {
     let publish = ["pub", "t", "--pattern", "--size", "4M", "--count", "5", "--wait-for", "1"];
     let sent = test_node.json(&[&publish[..], &["--json"], &settings].concat());
     assert_eq!((&sent["messages"], &sent["evicted_subscribers"]), (&5.into(), &1.into()), "{sent}");
-    // It continues with the message.
+    // The publisher continues with the message.
     let mut bytes = vec![0; 1 << 20];
     let end = std::time::Instant::now() + TIMEOUT;
     while !sub.has_ended() {

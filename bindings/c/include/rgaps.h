@@ -16,7 +16,8 @@
  *   FABRICAST_TOPIC_LARGEST        the largest message of a topic: 16M if unset
  *   FABRICAST_TOPIC_DEPTH          messages that a subscriber may have unread: 16 if unset
  *   FABRICAST_TOPIC_MAX_HELD       messages that all subscribers together may hold, beside
- *                                  the unread ones: as FABRICAST_TOPIC_DEPTH if unset
+ *                                  the unread ones: as FABRICAST_TOPIC_DEPTH if unset,
+ *                                  at least 2
  *   FABRICAST_TOPIC_LOANS          loans of each publisher, for which memory is reserved: 4
  *                                  if unset. A call of publisher_push uses one; others wait
  *                                  for it
@@ -38,9 +39,9 @@
  *   _INSECURE
  *
  * Sizes may end in K, M or G, and "none" unsets an optional variable. All processes of a topic
- * need equal settings; a size, depth, loans or deadline that is not set is that of the existing
+ * need equal settings; a size, number or deadline that is not set is that of the existing
  * topic. Topics are always reliable; FABRICAST_TOPIC_RELIABILITY and FABRICAST_CONFIG are only for
- * the command. A misspelt variable is logged as a warning (fabricast_set_log of fabricast.h).
+ * the command. A misspelt variable is an error that names the nearest one.
  *
  * Functions may be called by any thread. After a fork the child needs its own handles: those of
  * its parent are errors. After a failure fabricast_error_message() of fabricast.h returns the

@@ -186,16 +186,16 @@ with fabricast.Node(sys.argv[1]) as node:
     publisher = node.topic("held", largest=4096, depth=2, max_held=8, release_deadline=0.5).publisher()
     print("ready", flush=True)
     publisher.wait_for_subscribers(1)
-    for number in itertools.count():
+    for number in itertools.count(int(sys.argv[2]), 2):
         publisher.publish(bytes([number & 255]) * 4096)
         time.sleep(0.001)
 """
 
 
 @contextlib.contextmanager
-def held_publisher(directory):
-    """A publisher, which serves the node if nobody does, until it is killed."""
-    program = [sys.executable, "-c", HELD_PUBLISHER, directory]
+def held_publisher(directory, first=0):
+    """A publisher of every second number, which serves the node if nobody does, until it is killed."""
+    program = [sys.executable, "-c", HELD_PUBLISHER, directory, str(first)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "ready\n"
@@ -215,7 +215,7 @@ def test_views_do_not_change_over_evictions_and_kills(tmp_path):
             time.sleep(0.01)
 
     with contextlib.ExitStack() as publishers:
-        first, second = (publishers.enter_context(held_publisher(directory)) for _ in range(2))
+        first, second = (publishers.enter_context(held_publisher(directory, number)) for number in range(2))
         with fabricast.Node(directory, service="external") as node:
             topic = node.open("held")
             with topic.subscriber() as subscriber:
@@ -226,6 +226,7 @@ def test_views_do_not_change_over_evictions_and_kills(tmp_path):
                     kinds.append(lambda it: torch.from_dlpack(it).numpy())
                 views = [(kind(subscriber.pull().array), None) for kind in kinds]
                 views = [(view, bytes(view)) for view, _ in views]
+                assert len({first for _, first in views}) == len(kinds)
                 compare(1)
                 with pytest.raises(errors.Evicted):
                     subscriber.pull()

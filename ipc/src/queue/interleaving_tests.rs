@@ -37,16 +37,22 @@ impl Words for InterleavedWords {
     }
 }
 
+type Acts = Rc<RefCell<VecDeque<Act>>>;
+
+/// An empty queue of an interrupted thread, with the words for others, and its actions.
+fn interrupted_queue(setup: QueueSetup) -> (&'static LocalWords, Acts, Queue<InterleavedWords, 1>) {
+    let count = Queue::<InterleavedWords, 1>::required_words(setup);
+    let words: &LocalWords = Box::leak(Box::new(LocalWords::zeroed(count)));
+    let acts = Acts::default();
+    let interrupted = InterleavedWords { words, acts: Rc::clone(&acts) };
+    (words, acts, Queue::format(interrupted, setup).unwrap())
+}
+
 #[test]
 fn removal_during_a_mistaken_claim_leaves_no_mark() {
     let setup = QueueSetup { depth: 2, max_held: 2, overflow_policy: OverflowPolicy::DropOldest };
-    static WORDS: OnceLock<LocalWords> = OnceLock::new();
-    let words = WORDS
-        .get_or_init(|| LocalWords::zeroed(Queue::<InterleavedWords, 1>::required_words(setup)));
-    let acts: Rc<RefCell<VecDeque<Act>>> = Rc::default();
-    let interrupted = InterleavedWords { words, acts: Rc::clone(&acts) };
+    let (words, acts, queue) = interrupted_queue(setup);
     let others = || Queue::<_, 1>::attach(words).unwrap();
-    let queue = Queue::<_, 1>::format(interrupted, setup).unwrap();
     let me = Caller::new(Participant::new(0, 1).unwrap(), &AlwaysAlive);
     let mut reader = queue.subscribe(&me).unwrap();
     let bystander = queue.subscribe(&me).unwrap();
@@ -76,12 +82,7 @@ fn removal_during_a_mistaken_claim_leaves_no_mark() {
 #[test]
 fn entry_claimed_by_mistake_is_read_in_its_turn() {
     let setup = QueueSetup { depth: 2, max_held: 2, overflow_policy: OverflowPolicy::DropOldest };
-    static WORDS: OnceLock<LocalWords> = OnceLock::new();
-    let words = WORDS
-        .get_or_init(|| LocalWords::zeroed(Queue::<InterleavedWords, 1>::required_words(setup)));
-    let acts: Rc<RefCell<VecDeque<Act>>> = Rc::default();
-    let interrupted = InterleavedWords { words, acts: Rc::clone(&acts) };
-    let queue = Queue::<_, 1>::format(interrupted, setup).unwrap();
+    let (words, acts, queue) = interrupted_queue(setup);
     let me = Caller::new(Participant::new(0, 1).unwrap(), &AlwaysAlive);
     let mut reader = queue.subscribe(&me).unwrap();
     let publish_until = |end| {

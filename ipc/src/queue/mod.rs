@@ -529,7 +529,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
         from: u64,
         mut is_meant: impl FnMut([u64; E]) -> bool,
     ) -> Option<u64> {
-        // Evicted ones are not active. Only marks of others need their lines, which readers write.
+        // Evicted subscribers are not active. Their lines, which readers write, are read only for marks
+        // of inactive ones.
         let active = u64::from(self.active());
         let active_marks = active << 32 | active;
         let is_unreleased = |slot, position| {

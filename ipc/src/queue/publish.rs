@@ -305,7 +305,7 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
             if self.words().load(spare + Queue::<W, E>::READERS, Acquire) == 0 {
                 return Ok(which);
             }
-            // It is being claimed just now, and counts as held from now on.
+            // A reader is claiming the entry just now: the next look finds the slot held.
         }
         Err(QueueError::Full)
     }

@@ -241,9 +241,10 @@ impl Publisher {
 }
 
 impl PublisherState {
-    /// Waits for room by a doorbell. Streams ring none, so they are polled; nor do readers that take a
-    /// message, if the wait is for one of those. A timer for each wait costs its thread
-    /// microseconds.
+    /// Waits by a doorbell until the deadline. Streams ring none, so they are polled.
+    ///
+    /// With pauses to `recheck`, it also looks again after these. Without, it arms no timer for them,
+    /// which costs each wait some microseconds in a virtual machine.
     pub(super) fn wait<T>(
         &self,
         operation: &'static str,

@@ -18,7 +18,7 @@ fn closed_node_does_not_block_publishers_of_other_processes() {
     let publisher = node.topic("numbers", &settings).unwrap().publisher().unwrap();
     let mut child = ChildProcess::start_piped("external closes-its-node numbers", test_dir.path());
     publisher.wait_for_subscribers(1, TIMEOUT).unwrap();
-    // It holds one, and has not read eight.
+    // The subscriber holds one message, and has not read eight.
     publish(&publisher, 0..9);
     assert!(publisher.try_push(&message(9)).unwrap().is_none());
     let since = Instant::now();
