@@ -15,7 +15,7 @@ fn main() {
 
 fn commit() -> Option<String> {
     let directory = PathBuf::from(git(&["rev-parse", "--absolute-git-dir"])?);
-    let common = PathBuf::from(git(&["rev-parse", "--git-common-dir"])?);
+    let common = PathBuf::from(git(&["rev-parse", "--path-format=absolute", "--git-common-dir"])?);
     // A commit changes the branch that HEAD names, a checkout HEAD itself.
     watch(&directory.join("HEAD"));
     if let Some(branch) = git(&["symbolic-ref", "-q", "HEAD"]) {
