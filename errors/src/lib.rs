@@ -3,13 +3,14 @@
 //! Each crate has its own `Error`, because its kinds differ. [`define!`] makes the type; the
 //! crate adds constructors, accessors of its fields, and the text.
 //!
-//! Causes that are the same in all crates are explained here, too: limits of the process, and errors
-//! with files.
+//! Causes that are the same in all crates are explained here, too: limits of the process, errors
+//! with files, and the memory that is available.
 //!
-//! Modules, each importing only those before it: `files`, `limits`.
+//! Modules, each importing only those before it: `files`, `limits`, `memory`.
 
 pub mod files;
 pub mod limits;
+pub mod memory;
 
 use std::error::Error;
 use std::fmt;

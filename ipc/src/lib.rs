@@ -37,6 +37,7 @@ pub use channel::{Channel, ChannelError, ChannelListener, Credentials, Directory
 pub use deadline::deadline;
 pub use doorbell::{Doorbell, WaitStrategy};
 pub use errors::limits::{self, DescriptorLimit, LimitReached};
+pub use errors::memory;
 pub use interruption::{Interruption, sleep_interruptible};
 pub use lock::LockTimeout;
 pub use marked_doorbell::MarkedDoorbell;

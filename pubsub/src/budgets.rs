@@ -83,10 +83,6 @@ fn host_memory() -> Result<u64> {
     let operation = "read size of host memory";
     let text =
         std::fs::read_to_string("/proc/meminfo").map_err(|error| Error::of(operation, error))?;
-    let total = text.lines().find_map(|line| {
-        line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
-    });
-    total
-        .map(|kibibytes| kibibytes << 10)
+    ipc::memory::kibibytes(&text, "MemTotal:")
         .ok_or_else(|| Error::new(operation, ErrorKind::Failed, "/proc/meminfo has no MemTotal"))
 }

@@ -45,7 +45,7 @@ fn memory(service: u32) -> u64 {
     let all = [("meminfo", "Shmem:"), ("self/status", "RssAnon:"), (&*service, "RssAnon:")];
     let value = |(file, name)| {
         let text = std::fs::read_to_string(format!("/proc/{file}")).unwrap_or_default();
-        command::memory::kibibytes(&text, name).unwrap_or(0)
+        ipc::memory::kibibytes(&text, name).unwrap_or(0)
     };
     all.into_iter().map(value).sum()
 }
