@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             failures.push(failure);
             continue;
         }
-        for clean in [clean_agents, clean_node] {
+        for clean in [clean_agents, clean_names, clean_node] {
             match clean(directory, arguments.dry_run) {
                 Ok(done) => all.extend(done),
                 Err(failure) => failures.push(failure),
@@ -113,6 +113,13 @@ fn clean_agents(directory: &Path, dry_run: bool) -> Result<Vec<CleanedPaths>> {
         }
     });
     Ok(done.collect())
+}
+
+fn clean_names(directory: &Path, dry_run: bool) -> Result<Vec<CleanedPaths>> {
+    let paths = transfer::clean_names(directory, dry_run).map_err(Failure::of)?;
+    let why = "the process that shared memory under the name has ended".to_owned();
+    let done = CleanedPaths { paths, is_removed: true, why };
+    Ok(if done.paths.is_empty() { Vec::new() } else { vec![done] })
 }
 
 fn clean_node(directory: &Path, dry_run: bool) -> Result<Vec<CleanedPaths>> {

@@ -7,7 +7,7 @@ use ipc::{Channel, Credentials};
 /// For the own user alone, the mode of the socket keeps out all other users but root. Otherwise
 /// every user may connect, the kernel reports the credentials, and users that are not admitted
 /// receive a refusal. The directories above the socket are never changed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Admission {
     /// User ids.
     pub users: Vec<u32>,

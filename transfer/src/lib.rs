@@ -61,8 +61,9 @@ pub use region::{Buffer, FabricKey, Region, RegionDescriptor, Rights};
 pub use service_copies::{CopyPair, ServiceCopies};
 pub use share::{OpenedBuffer, Opener, SharedBuffer};
 pub use share_service::{
-    MAX_NAME_LENGTH, SHORT_TOKEN_LENGTH, Share, ShareClient, ShareService, default_directory,
-    is_token, open, share,
+    MAX_NAME_LENGTH, MAX_SHARED_NAME_LENGTH, SHORT_TOKEN_LENGTH, Share, ShareClient, ShareService,
+    SharedName, clean_names, default_directory, is_token, open, open_of, share, share_with,
+    shared_under_name,
 };
 pub use tensor::{ElementType, MAX_DIMENSIONS, Tensor};
 pub use wire::MAX_LABEL_LENGTH;

@@ -73,6 +73,8 @@ element_types! {
     C64 = 5, 64;
     /// Two of double precision.
     C128 = 5, 128;
+    /// Bytes whose meaning only the program knows.
+    OPAQUE = 3, 8;
 }
 
 /// Highest code that DLPack defines.

@@ -4,8 +4,10 @@
 //! waits for none: a client that cannot take its reply at once is disconnected.
 
 mod client;
+mod names;
 mod process;
 mod protocol;
+mod token;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,8 +27,10 @@ use crate::share::{PIECES_PER_MESSAGE, SharedBuffer, check_fork};
 use crate::socket_server::{Handler, SocketServer};
 
 pub use client::ShareClient;
-pub use process::{SHORT_TOKEN_LENGTH, Share, default_directory, is_token, open, share};
+pub use names::{MAX_SHARED_NAME_LENGTH, SharedName, clean_names, shared_under_name};
+pub use process::{Share, default_directory, open, open_of, share, share_with};
 pub use protocol::MAX_NAME_LENGTH;
+pub use token::{SHORT_TOKEN_LENGTH, is_token};
 
 /// Maximum of concurrent connections per user that hold no memory.
 const MAX_PER_USER: usize = 16;

@@ -1,7 +1,6 @@
 //! Sharing between processes that know nothing but a token: bytes that are sent by any means.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::fs::DirBuilder;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
@@ -13,22 +12,15 @@ use gpu::Device;
 use ipc::{ChannelListener, Credentials, DirectoryLock, ForkGeneration, PerProcess};
 use threads::lock;
 
+use super::names::{self, SharedName};
+use super::token::{SOCKET_PREFIX, digits, read, socket_in, token_of};
 use super::{Published, ShareClient, ShareService};
 use crate::admission::Admission;
 use crate::error::{Error, ErrorKind, Result, failed};
 use crate::share::{OpenedBuffer, SharedBuffer, check_fork, random};
-use crate::wire::{DescriptorFormat, put_length_prefixed};
 
 const OPEN: &str = "open shared memory";
 const SHARE: &str = "share memory";
-/// A token: identity of the socket (16), name (16), and the directory of the socket; empty for that
-/// of the receiver.
-const FORMAT: DescriptorFormat = DescriptorFormat { magic: *b"FcTK", version: 1, operation: OPEN };
-/// Length of a [short token](Share::short_token).
-pub const SHORT_TOKEN_LENGTH: usize = 46;
-/// Prefix of the name of a socket; its identity follows, in hexadecimal digits.
-const SOCKET_PREFIX: &str = "share-";
-const MAX_PATH_LENGTH: usize = 108;
 /// Above this number of clients, unused ones are dropped.
 const MAX_CLIENTS: usize = 64;
 
@@ -51,10 +43,13 @@ pub fn default_directory() -> PathBuf {
     }
 }
 
-/// The services of this process, by their directories.
-static SERVICES: PerProcess<Mutex<HashMap<PathBuf, Arc<Service>>>> = PerProcess::new();
-/// The clients of this process, by the sockets of their services.
-static CLIENTS: PerProcess<Mutex<HashMap<PathBuf, Arc<ShareClient>>>> = PerProcess::new();
+/// Objects of this process, by their keys.
+type Registered<K, V> = PerProcess<Mutex<HashMap<K, Arc<V>>>>;
+
+/// The services of this process, by their directories and users.
+static SERVICES: Registered<(PathBuf, Admission), Service> = PerProcess::new();
+/// The clients of this process, by the sockets of their services, and the users that they trust.
+static CLIENTS: Registered<(PathBuf, Vec<u32>), ShareClient> = PerProcess::new();
 
 /// A service, and the identity of its socket.
 #[derive(Debug)]
@@ -97,15 +92,25 @@ pub struct Share {
 /// # Errors
 /// [`Failed`](ErrorKind::Failed) if no socket can be created in the directory.
 pub fn share(directory: &Path, shared: SharedBuffer) -> Result<Share> {
+    share_with(directory, shared, &Admission::own_user())
+}
+
+/// Shares memory by a token, as [`share`], with these users and groups. The directory must let them
+/// through; it is created for this user if it does not exist.
+///
+/// # Errors
+/// As for [`share`].
+pub fn share_with(directory: &Path, shared: SharedBuffer, admission: &Admission) -> Result<Share> {
     let mut before = None;
     let service = {
+        let key = (directory.to_owned(), admission.clone());
         let mut services = lock(SERVICES.get());
-        match services.get(directory) {
+        match services.get(&key) {
             // Without its socket the directory was removed.
             Some(service) if service.service.path().exists() => Arc::clone(service),
             _ => {
-                let service = Arc::new(start(directory)?);
-                before = services.insert(directory.to_owned(), Arc::clone(&service));
+                let service = Arc::new(start(directory, admission)?);
+                before = services.insert(key, Arc::clone(&service));
                 service
             }
         }
@@ -121,42 +126,8 @@ pub fn share(directory: &Path, shared: SharedBuffer) -> Result<Share> {
     Ok(Share { token, name, is_left_to_receiver: false, service, fork_generation })
 }
 
-fn digits(bytes: [u8; 16]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn socket_in(directory: &Path, socket: [u8; 16]) -> PathBuf {
-    directory.join(format!("{SOCKET_PREFIX}{}", digits(socket)))
-}
-
-fn token_of(socket: [u8; 16], name: [u8; 16], directory: &[u8]) -> Option<Vec<u8>> {
-    let mut token = FORMAT.begin();
-    token.extend(socket);
-    token.extend(name);
-    put_length_prefixed(&mut token, directory);
-    FORMAT.seal(token)
-}
-
-/// Are these the bytes of a token?
-#[must_use]
-pub fn is_token(bytes: &[u8]) -> bool {
-    FORMAT.open(bytes).is_ok()
-}
-
-/// Name and socket of a token.
-fn read(token: &[u8], directory: &Path) -> Result<(String, PathBuf)> {
-    let mut reader = FORMAT.open(token)?;
-    let (socket, name) = (reader.take()?, digits(reader.take()?));
-    let of_owner = Path::new(OsStr::from_bytes(reader.length_prefixed(MAX_PATH_LENGTH)?));
-    let path = socket_in(of_owner, socket);
-    reader.finish()?;
-    let here = socket_in(directory, socket);
-    let is_here = of_owner.as_os_str().is_empty() || (!path.exists() && here.exists());
-    Ok((name, if is_here { here } else { path }))
-}
-
-/// Starts the service of this process in a directory, and removes the sockets of killed ones.
-fn start(directory: &Path) -> Result<Service> {
+/// Starts a service of this process in a directory, and removes the sockets and names of killed ones.
+fn start(directory: &Path, admission: &Admission) -> Result<Service> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
             return Err(failed(SHARE)(error).at(directory));
@@ -171,12 +142,13 @@ fn start(directory: &Path) -> Result<Service> {
                 let _ = std::fs::remove_file(entry.path());
             }
         }
+        names::remove_stale(directory);
     }
     // Its path is also valid after a change of the working directory.
     let directory =
         std::path::absolute(directory).map_err(|error| failed(SHARE)(error).at(directory))?;
     let socket = random(SHARE)?;
-    let service = ShareService::start(&socket_in(&directory, socket), Admission::own_user())?;
+    let service = ShareService::start(&socket_in(&directory, socket), admission.clone())?;
     Ok(Service { service, socket })
 }
 
@@ -193,6 +165,40 @@ impl Share {
     pub fn short_token(&self) -> Vec<u8> {
         // Far below the maximum of a descriptor.
         token_of(self.service.socket, self.name, b"").unwrap_or_default()
+    }
+
+    /// Gives the memory a name, under which other processes [find](super::shared_under_name) its token,
+    /// as long as the returned object and this process exist.
+    ///
+    /// ```
+    /// # let directory = std::env::temp_dir().join(format!("fabricast-name-{}", std::process::id()));
+    /// use transfer::{ElementType, HostBuffer, SharedBuffer, Tensor};
+    /// let memory = HostBuffer::new(4096)?;
+    /// let tensor = Tensor::contiguous(ElementType::U8, &[4096]);
+    /// let share = transfer::share(&directory, SharedBuffer::new(&memory, &tensor)?)?;
+    /// let name = share.publish_name("weights")?;
+    /// // In another process:
+    /// let token = transfer::shared_under_name(&directory, "weights")?.expect("it is shared");
+    /// assert_eq!(token, share.token());
+    /// drop(name);
+    /// assert_eq!(transfer::shared_under_name(&directory, "weights")?, None);
+    /// # drop(share);
+    /// # std::fs::remove_dir_all(&directory)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`TooMany`](ErrorKind::TooMany) if a process that lives shares memory under this name;
+    /// [`Malformed`](ErrorKind::Malformed) for a name of more than
+    /// [`MAX_SHARED_NAME_LENGTH`](super::MAX_SHARED_NAME_LENGTH) bytes, or with slashes or control
+    /// characters; [`Failed`](ErrorKind::Failed); [`Forked`](ErrorKind::Forked).
+    pub fn publish_name(&self, name: &str) -> Result<SharedName> {
+        check_fork(self.fork_generation, SHARE)?;
+        let state = &self.service.service.state;
+        let is_secret = state.admission == Admission::own_user();
+        // A socket is in a directory.
+        let directory = self.service.service.path().parent().unwrap_or(Path::new("/"));
+        SharedName::publish(directory, name, &self.token, is_secret)
     }
 
     /// Limits the memory to one receiver: it can be opened once.
@@ -252,18 +258,34 @@ pub fn open(
     device: Option<&Device>,
     timeout: Duration,
 ) -> Result<OpenedBuffer> {
+    open_of(token, directory, &[], device, timeout)
+}
+
+/// Maps memory by its token, as [`open`], which a process of one of these users may share, too, beside
+/// the own user and root.
+///
+/// # Errors
+/// As for [`open`]; [`Denied`](ErrorKind::Denied) if another user shares it, or does not admit this one.
+pub fn open_of(
+    token: &[u8],
+    directory: &Path,
+    users: &[u32],
+    device: Option<&Device>,
+    timeout: Duration,
+) -> Result<OpenedBuffer> {
     let (name, path) = read(token, directory)?;
+    let key = (path.clone(), users.to_vec());
     let client = {
         let mut clients = lock(CLIENTS.get());
         if clients.len() >= MAX_CLIENTS {
             clients.retain(|_, client| Arc::strong_count(client) > 1);
         }
-        let new = || Arc::new(ShareClient::new(&path, &[]));
-        Arc::clone(clients.entry(path.clone()).or_insert_with(new))
+        let new = || Arc::new(ShareClient::new(&path, users));
+        Arc::clone(clients.entry(key.clone()).or_insert_with(new))
     };
     client.open(&name, device, timeout).map_err(|error| match error.kind() {
         ErrorKind::Closed => {
-            lock(CLIENTS.get()).remove(&path);
+            lock(CLIENTS.get()).remove(&key);
             let detail =
                 "the process that shared it has ended, or its directory is not visible here";
             Error::new(OPEN, ErrorKind::Closed, detail).at(&path)

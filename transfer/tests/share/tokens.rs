@@ -420,3 +420,75 @@ fn thousands_of_shares_leave_nothing() {
     rounds(2000);
     leak_check.compare(&device());
 }
+
+#[test]
+fn memory_is_found_by_its_name_as_long_as_it_has_one() {
+    let directory = Directory::new("shared-name");
+    let share = transfer::share(&directory.0, host_share()).unwrap();
+    let find = |name| transfer::shared_under_name(&directory.0, name).unwrap();
+    assert_eq!(find("weights"), None);
+    let name = share.publish_name("weights").unwrap();
+    assert_eq!(find("weights").as_deref(), Some(share.token()));
+    assert_eq!(directory.open(&find("weights").unwrap()).unwrap().tensor(), &tensor());
+    let taken = share.publish_name("weights").unwrap_err();
+    assert_eq!(taken.kind(), ErrorKind::TooMany);
+    assert!(taken.to_string().contains("Use another name"), "{taken}");
+    let other = share.publish_name("a b.c").unwrap();
+    drop(name);
+    assert_eq!((find("weights"), find("a b.c").as_deref()), (None, Some(share.token())));
+    drop(share.publish_name("weights").unwrap());
+    for name in ["", "a/b", "a\n", &"x".repeat(transfer::MAX_SHARED_NAME_LENGTH + 1)] {
+        assert_eq!(share.publish_name(name).unwrap_err().kind(), ErrorKind::Malformed);
+        let refused = transfer::shared_under_name(&directory.0, name).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Malformed);
+    }
+    drop(other);
+    assert_eq!(find("a b.c"), None);
+}
+
+#[test]
+fn name_of_a_killed_process_is_removed_and_can_be_used_again() {
+    let directory = Directory::new("stale-name");
+    // The token of a process that has ended: nothing listens at its socket.
+    let stale = {
+        let gone = Directory::new("stale-name-gone");
+        transfer::share(&gone.0, host_share()).unwrap().token().to_owned()
+    };
+    let file = directory.0.join("shared-weights");
+    let write = || std::fs::write(&file, &stale).unwrap();
+    write();
+    assert_eq!(transfer::shared_under_name(&directory.0, "weights").unwrap(), None);
+    let clean = |dry_run| transfer::clean_names(&directory.0, dry_run).unwrap();
+    assert!(clean(true) == clean(false) && !file.exists());
+    assert!(!file.exists());
+    write();
+    let share = transfer::share(&directory.0, host_share()).unwrap();
+    // Starting to share removed it.
+    assert!(!file.exists());
+    write();
+    let name = share.publish_name("weights").unwrap();
+    assert_eq!(transfer::clean_names(&directory.0, false).unwrap(), [] as [PathBuf; 0]);
+    drop(name);
+    // What is no token names nothing, and is removed, too; links and directories are left.
+    std::fs::write(&file, b"no token").unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", directory.0.join("shared-link")).unwrap();
+    std::fs::create_dir(directory.0.join("shared-directory")).unwrap();
+    assert!(transfer::shared_under_name(&directory.0, "link").is_err());
+    assert_eq!(transfer::clean_names(&directory.0, false).unwrap(), [file]);
+    let own = share.publish_name("link").unwrap_err();
+    assert_eq!(own.kind(), ErrorKind::Failed);
+}
+
+#[test]
+fn memory_of_users_that_are_not_trusted_is_refused() {
+    let directory = Directory::new("other-users");
+    let own = ipc::Credentials::of_this_process().user;
+    let others = transfer::Admission { users: vec![own + 1], groups: Vec::new() };
+    let share = transfer::share_with(&directory.0, host_share(), &others).unwrap();
+    assert_eq!(directory.open(share.token()).unwrap_err().kind(), ErrorKind::Denied);
+    let both = transfer::Admission { users: vec![own, own + 1], groups: Vec::new() };
+    let share = transfer::share_with(&directory.0, host_share(), &both).unwrap();
+    assert_eq!(directory.open(share.token()).unwrap().tensor(), &tensor());
+    let opened = transfer::open_of(share.token(), &directory.0, &[own + 1], None, TIMEOUT).unwrap();
+    assert_eq!(opened.tensor(), &tensor());
+}
