@@ -9,7 +9,7 @@ setup = scripts/setup --quiet --for demo && . $(target)/setup.env
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long quick lint doc reference test-unit test-matrix test-matrix-2x \
-	test-verbs soak soak-topics soak-hostile install-c bench-fabric bench-ring bench-ipc gpu-bundle fuzz test-fresh clean
+	test-verbs soak soak-topics soak-hostile install-c wheel bench-fabric bench-ring bench-ipc gpu-bundle fuzz test-fresh clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ test-verbs: ## The verbs cells only, in a virtual machine with an RDMA device
 
 soak: ## Kill the processes at a ring's ends for MINUTES (10), and check every byte
 	@MINUTES=$(or $(MINUTES),10) scripts/soak
+
+wheel: ## The package for Python, with the command, for this machine: target/python/wheel
+	@$(setup) && scripts/python-wheel
 
 install-c: ## Install headers and libraries for C and C++ below PREFIX
 	@$(setup) && scripts/install-c $(or $(PREFIX),$(error PREFIX is not set. Use: make install-c PREFIX=DIRECTORY))

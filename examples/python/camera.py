@@ -7,6 +7,8 @@ import argparse
 import asyncio
 import multiprocessing
 import tempfile
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Semaphore
 
 import fabricast
 import numpy
@@ -14,7 +16,7 @@ import numpy
 SHAPE = (480, 640, 3)
 
 
-async def read(directory, number, ready):
+async def read(directory: str, number: int, ready: Semaphore) -> tuple[int, int]:
     with fabricast.Node(directory) as node:
         subscriber = node.open("camera").subscriber()
         ready.release()
@@ -27,18 +29,19 @@ async def read(directory, number, ready):
         return seen, subscriber.missed
 
 
-def reader(directory, number, ready, results):
+def reader(directory: str, number: int, ready: Semaphore, results: "Queue[tuple[int, int]]") -> None:
     results.put(asyncio.run(read(directory, number, ready)))
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--readers", type=int, default=8)
     parser.add_argument("--frames", type=int, default=60)
     options = parser.parse_args()
 
     context = multiprocessing.get_context("spawn")
-    ready, results = context.Semaphore(0), context.Queue()
+    ready = context.Semaphore(0)
+    results: Queue[tuple[int, int]] = context.Queue()
     with tempfile.TemporaryDirectory() as directory, fabricast.Node(directory) as node:
         topic = node.topic("camera", dtype="uint8", shape=SHAPE, reliability="drop-oldest", depth=4)
         publisher = topic.publisher()
@@ -53,7 +56,7 @@ def main():
         publisher.wait_for_subscribers(options.readers)
         for number in range(options.frames):
             with publisher.loan() as loan:
-                numpy.asarray(loan.array)[:] = number % 256
+                loan.array[...] = number % 256
         publisher.close()
         for _ in readers:
             seen, missed = results.get(timeout=60)

@@ -10,6 +10,7 @@ import argparse
 import multiprocessing
 import struct
 import tempfile
+from multiprocessing.connection import Connection
 
 import fabricast
 import numpy
@@ -20,7 +21,7 @@ FOR_REQUEST = 6
 REQUEST, DONE = 1, 2
 
 
-def next_notice(agent, tag):
+def next_notice(agent: fabricast.Agent, tag: int) -> tuple[int, bytes]:
     while True:
         event = agent.next_event(timeout=60)
         if event is None:
@@ -29,7 +30,7 @@ def next_notice(agent, tag):
             return event.tag & 0xFFFFFFFF, event.data
 
 
-def prefill(connection, directory, device, requests):
+def prefill(connection: Connection, directory: str, device: str, requests: int) -> None:
     agent = fabricast.Agent("prefill", directory=directory)
     cache = fabricast.allocate((BLOCKS, *BLOCK_SHAPE), "float16", device=device)
     region = agent.register(cache)
@@ -42,14 +43,14 @@ def prefill(connection, directory, device, requests):
         there = struct.unpack(f"<{FOR_REQUEST}H", data)
         here = [(request * 7 + number * 5) % BLOCKS for number in range(FOR_REQUEST)]
         for number, block in enumerate(here):
-            numpy.asarray(cache)[block] = request + number / 8  # what the model computes
+            cache[block] = request + number / 8  # what the model computes
         blocks = [(to * BLOCK_BYTES, frm * BLOCK_BYTES, BLOCK_BYTES) for to, frm in zip(there, here)]
         agent.put(route, blocks, notice=(DONE << 32 | request, b"")).wait()
     connection.send_bytes(route.path.encode())
     agent.close()
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--prefill", default="emulated:0")
     parser.add_argument("--decode", default="emulated:1")

@@ -6,6 +6,8 @@
 import argparse
 import multiprocessing
 import tempfile
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Semaphore
 
 import fabricast
 import numpy
@@ -13,7 +15,7 @@ import numpy
 BATCH = (32, 3, 64, 64)
 
 
-def trainer(directory, results, ready):
+def trainer(directory: str, results: "Queue[tuple[int, float]]", ready: Semaphore) -> None:
     with fabricast.Node(directory) as node:
         subscriber = node.open("batches").subscriber()
         ready.release()
@@ -27,7 +29,7 @@ def trainer(directory, results, ready):
         results.put((steps, total))
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--trainers", type=int, default=4)
     parser.add_argument("--batches", type=int, default=20)
@@ -35,7 +37,8 @@ def main():
     options = parser.parse_args()
 
     context = multiprocessing.get_context("spawn")
-    results, ready = context.Queue(), context.Semaphore(0)
+    ready = context.Semaphore(0)
+    results: Queue[tuple[int, float]] = context.Queue()
     with tempfile.TemporaryDirectory() as directory, fabricast.Node(directory) as node:
         topic = node.topic("batches", dtype="float32", shape=BATCH, memory=options.memory, depth=4)
         publisher = topic.publisher()
@@ -50,7 +53,7 @@ def main():
         expected = 0.0
         for number in range(options.batches):
             with publisher.loan() as loan:  # the loader writes the batch where the trainers read it
-                numpy.asarray(loan.array)[:] = number
+                loan.array[...] = number
             expected += number * BATCH[0]
         with publisher.loan() as loan:
             loan.publish(metadata=b"end of epoch")

@@ -13,21 +13,21 @@ from fabricast.launch import Group
 LENGTH = 1 << 18
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="host")
     options = parser.parse_args()
     with Group() as group:
         inbox = fabricast.allocate((group.size, LENGTH), "float32", device=options.device)
         part = fabricast.allocate((LENGTH,), "float32", device=options.device)
-        numpy.asarray(part)[:] = group.rank + 1
+        part[...] = group.rank + 1
         agent = group.agent
         source, target = agent.register(part), agent.register(inbox, write=True)
         descriptors = group.all_gather(target.descriptor)
         puts = []
         for rank in range(group.size):
             if rank == group.rank:
-                numpy.asarray(inbox)[rank] = part
+                inbox[rank] = part
                 continue
             route = agent.join(group.peer(rank), descriptors[rank], source)
             puts.append(agent.put(route, [(group.rank * part.nbytes, 0, part.nbytes)]))
@@ -35,7 +35,7 @@ def main():
             put.wait()
         group.barrier()
         expected = numpy.arange(1, group.size + 1, dtype="float32")
-        assert (numpy.asarray(inbox) == expected[:, None]).all()
+        assert (inbox == expected[:, None]).all()
         if group.rank == 0:
             print(f"all-gather of {group.size} ranks by {group.launcher}: ok")
 

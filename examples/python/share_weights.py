@@ -5,6 +5,7 @@
 
 import argparse
 import multiprocessing
+from multiprocessing.queues import Queue
 
 import fabricast
 import numpy
@@ -12,24 +13,24 @@ import numpy
 ROWS, COLUMNS = 1024, 512
 
 
-def reader(number, token, results):
+def reader(number: int, token: bytes, results: "Queue[tuple[int, float]]") -> None:
     weights = numpy.asarray(fabricast.open(token))  # no copy: the memory of the owner
     assert not weights.flags.writeable
     vector = numpy.full(COLUMNS, number, "float32")
     results.put((number, float((weights @ vector).sum())))
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="host")
     parser.add_argument("--readers", type=int, default=3)
     options = parser.parse_args()
 
     weights = fabricast.allocate((ROWS, COLUMNS), "float32", device=options.device)
-    numpy.asarray(weights)[:] = numpy.random.default_rng(1).random((ROWS, COLUMNS), "float32")
+    weights[...] = numpy.random.default_rng(1).random((ROWS, COLUMNS), "float32")
 
     context = multiprocessing.get_context("spawn")
-    results = context.Queue()
+    results: Queue[tuple[int, float]] = context.Queue()
     with fabricast.share(weights, readonly=True) as shared:
         readers = [
             context.Process(target=reader, args=(number, shared.token, results)) for number in range(options.readers)

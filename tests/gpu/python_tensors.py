@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 
 import numpy
 import torch
@@ -120,6 +121,97 @@ def topics():
             assert torch.from_dlpack(subscriber.pull().array).sum().item() == 7168
             interface = publisher.loan((3, 4), "float32").array.__cuda_array_interface__
             assert interface["shape"] == (3, 4) and interface["data"][0] % 256 == 0
+
+
+@part
+def arrays_are_indexed_by_the_framework():
+    array = fabricast.allocate((4, 8), "float32", device=LAST)
+    array[...] = torch.arange(32, dtype=torch.float32, device=LAST).reshape(4, 8)
+    array[1, :2] = 5
+    assert isinstance(array[1], torch.Tensor) and array[1].device == torch.device(LAST)
+    assert array[1].tolist() == [5, 5, 10, 11, 12, 13, 14, 15]
+    assert repr(array) == f"<fabricast.Array float32[4,8] on {LAST}>"
+    assert (array.dtype, array.size, len(array)) == (numpy.float32, 32, 4)
+    try:
+        numpy.asarray(array)
+    except TypeError as error:
+        assert "torch.from_dlpack(array)" in str(error)
+    else:
+        raise AssertionError("NumPy reads memory of a device")
+    assert numpy.from_dlpack(array, device="cpu")[3, 7] == 31
+    with tempfile.TemporaryDirectory() as directory, fabricast.Node(directory) as node:
+        topic = node.topic("tensors", memory=LAST, dtype=torch.bfloat16, shape=1024)
+        with topic.publisher() as publisher, topic.subscriber() as subscriber:
+            with publisher.loan() as loan:
+                loan.array[...] = torch.full((1024,), 3.0, device=LAST)
+            assert torch.from_dlpack(subscriber.pull().array).double().sum().item() == 3072
+            try:
+                subscriber.pull(0)
+            except TimeoutError:
+                pass
+            # A view that is left: a copy is published, after the work of its stream.
+            stream = torch.cuda.Stream(LAST)
+            for number in range(20):
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    with publisher.loan() as loan, torch.cuda.stream(stream):
+                        view = torch.from_dlpack(loan.array)
+                        torch.cuda._sleep(1_000_000)
+                        view.fill_(number)
+                assert [warning.category for warning in caught] == [errors.CopyWarning]
+                sample = subscriber.pull()
+                view.fill_(99)
+                assert torch.from_dlpack(sample.array).double().sum().item() == 1024 * number
+                del sample
+
+
+def _structure_reader(connection, directory):
+    opened = fabricast.torch.open(connection.recv(), directory=directory)
+    connection.send((str(opened["layers"][3]["weight"].device), opened["layers"][3]["weight"].double().sum().item()))
+    opened["layers"][2]["bias"].fill_(9)
+    torch.cuda.synchronize()
+    connection.send(opened["step"])
+    connection.recv()
+
+
+@part
+def structures_of_tensors():
+    with tempfile.TemporaryDirectory() as directory:
+        with exportable():
+            layers = [
+                {"weight": torch.full((64, 32), float(number), device=LAST), "bias": torch.zeros(64, device=LAST)}
+                for number in range(20)
+            ]
+        child = Child(_structure_reader, directory)
+        with fabricast.share({"layers": layers, "step": 7}, directory=directory) as shared:
+            child.connection.send(shared.token)
+            assert child.hear() == (LAST, 3.0 * 64 * 32)
+            assert child.hear() == 7
+            assert layers[2]["bias"].sum().item() == 9 * 64
+            child.connection.send("end")
+            child.finish()
+        with fabricast.share({"layers": layers}, copy=True, directory=directory) as shared:
+            opened = fabricast.open(shared.token, directory=directory)
+            assert opened["layers"][5]["weight"].device == "host" and opened["layers"][5]["weight"][63, 31] == 5
+
+
+def _pickled_writer(connection):
+    array = connection.recv()
+    torch.from_dlpack(array).fill_(4)
+    torch.cuda.synchronize()
+    connection.send(array.device)
+    connection.recv()
+
+
+@part
+def arrays_are_pickled():
+    array = fabricast.allocate(1 << 10, "float32", device=LAST)
+    child = Child(_pickled_writer)
+    child.connection.send(array)
+    assert child.hear() == LAST
+    assert torch.from_dlpack(array).sum().item() == 4096
+    child.connection.send("end")
+    child.finish()
 
 
 @part

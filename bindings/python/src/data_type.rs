@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::structured::Structured;
+
 /// Kinds of numbers, with the codes of DLPack.
 mod code {
     pub(super) const INT: u8 = 0;
@@ -10,6 +12,8 @@ mod code {
     pub(super) const BFLOAT: u8 = 4;
     pub(super) const COMPLEX: u8 = 5;
     pub(super) const BOOL: u8 = 6;
+    /// Not of DLPack: records of several fields, which have their number instead of lanes.
+    pub(super) const STRUCTURED: u8 = 255;
 }
 
 /// The type of an array's elements.
@@ -86,6 +90,9 @@ impl DataType {
     /// By its name, or by that of another library: `torch.float32`, `<f4`. None if it is unknown,
     /// or in the other byte order.
     pub(crate) fn parse(text: &str) -> Option<Self> {
+        if text.starts_with('{') {
+            return Structured::parse(text).map(Self::of_records);
+        }
         let name = text.rsplit('.').next().unwrap_or_default();
         // PyTorch has two elements in a byte of this type.
         let (name, lanes) = match name {
@@ -96,6 +103,20 @@ impl DataType {
             known.name == name || known.array_interface.is_some_and(|typestr| typestr == text)
         })?;
         Some(Self { code: known.code, bits: known.bits, lanes })
+    }
+
+    /// Is it the code of records, in the header of a message?
+    pub(crate) fn is_of_records(code: u8) -> bool {
+        code == code::STRUCTURED
+    }
+
+    fn of_records(structured: Structured) -> Self {
+        Self { code: code::STRUCTURED, bits: 0, lanes: structured.number() }
+    }
+
+    /// The fields of records; None for elements of one number.
+    pub(crate) fn structured(self) -> Option<Structured> {
+        (self.code == code::STRUCTURED).then(|| Structured::numbered(self.lanes))
     }
 
     /// By the format of the buffer protocol, and the size of an item.
@@ -133,26 +154,54 @@ impl DataType {
         self.known().filter(|_| self.lanes == 1)?.array_interface
     }
 
+    /// The type of `__array_interface__` whose elements have the same bytes; None if elements share
+    /// bytes.
+    pub(crate) fn raw_interface(self) -> Option<String> {
+        let size = self.item_size()?;
+        Some(match self.array_interface() {
+            Some(name) => name.to_owned(),
+            None if self.structured().is_some() => format!("|V{size}"),
+            None if size == 1 => "|u1".to_owned(),
+            None => format!("<u{size}"),
+        })
+    }
+
+    /// Number of bits of an element; None for records.
+    pub(crate) fn element_bits(self) -> Option<u8> {
+        self.structured().is_none().then_some(self.bits)
+    }
+
     /// Of the buffer protocol; None if that has no format for it.
     pub(crate) fn buffer_format(self) -> Option<&'static std::ffi::CStr> {
         self.known().filter(|_| self.lanes == 1)?.buffer
     }
 
+    /// Bits of one element, with its lanes.
+    fn item_bits(self) -> u64 {
+        match self.structured() {
+            Some(structured) => structured.size() * 8,
+            None => u64::from(self.bits) * u64::from(self.lanes),
+        }
+    }
+
     /// Bytes of one element, with its lanes; None if that is no whole number.
     pub(crate) fn item_size(self) -> Option<u64> {
-        let bits = u64::from(self.bits) * u64::from(self.lanes);
+        let bits = self.item_bits();
         bits.is_multiple_of(8).then_some(bits / 8)
     }
 
     /// Bytes of this many contiguous elements; None beyond all addresses.
     pub(crate) fn bytes(self, elements: u64) -> Option<u64> {
-        let bits = u64::from(self.bits) * u64::from(self.lanes);
-        Some(elements.checked_mul(bits)?.div_ceil(8))
+        let bits = u128::from(elements) * u128::from(self.item_bits());
+        i64::try_from(bits.div_ceil(8)).ok().map(i64::cast_unsigned)
     }
 }
 
 impl fmt::Display for DataType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(structured) = self.structured() {
+            return f.write_str(structured.text());
+        }
         let name = self.known().map_or("unknown", |known| known.name);
         match self.lanes {
             1 => f.write_str(name),

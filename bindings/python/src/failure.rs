@@ -41,6 +41,16 @@ impl Failure {
         Self::new("InvalidArgument", operation, cause)
     }
 
+    /// This error of the library with another class.
+    pub(crate) fn with_class(self, class: &str) -> Self {
+        match self {
+            Self::Library { operation, text, .. } => {
+                Self::Library { class: class.to_owned(), operation, text }
+            }
+            Self::Python(error) => Self::Python(error),
+        }
+    }
+
     /// Is it an error of the library of this class?
     pub(crate) fn is_of(&self, name: &str) -> bool {
         matches!(self, Self::Library { class, .. } if class == name)

@@ -148,7 +148,7 @@ impl PyGroup {
     }
 
     /// Connects the agent to that of another rank, once. Returns the number of the peer.
-    #[pyo3(signature = (rank, *, timeout=30.0))]
+    #[pyo3(signature = (rank, timeout=30.0))]
     fn peer(&self, py: Python<'_>, rank: u32, timeout: Option<f64>) -> Result<u32> {
         let peer =
             self.call(py, "connect to rank", timeout, move |group, left| group.peer(rank, left))?;
@@ -161,13 +161,13 @@ impl PyGroup {
     }
 
     /// Waits until all ranks have called it.
-    #[pyo3(signature = (*, timeout=30.0))]
+    #[pyo3(signature = (timeout=30.0))]
     fn barrier(&self, py: Python<'_>, timeout: Option<f64>) -> Result<()> {
         self.call(py, "barrier of ranks", timeout, |group, left| group.barrier(left))
     }
 
     /// The bytes of the rank `root`, for all ranks.
-    #[pyo3(signature = (data, root=0, *, timeout=30.0))]
+    #[pyo3(signature = (data, root=0, timeout=30.0))]
     fn broadcast<'py>(
         &self,
         py: Python<'py>,
@@ -182,7 +182,7 @@ impl PyGroup {
     }
 
     /// The bytes of all ranks, for all, in their order.
-    #[pyo3(signature = (data, *, timeout=30.0))]
+    #[pyo3(signature = (data, timeout=30.0))]
     fn all_gather<'py>(
         &self,
         py: Python<'py>,
@@ -196,7 +196,7 @@ impl PyGroup {
     }
 
     /// Joins the node of the job: topics of all its ranks. All ranks call it.
-    #[pyo3(signature = (*, timeout=30.0))]
+    #[pyo3(signature = (timeout=30.0))]
     fn node(&self, py: Python<'_>, timeout: Option<f64>) -> Result<PyNode> {
         let options = NodeOptions::from_environment()?;
         let node = self
@@ -205,7 +205,7 @@ impl PyGroup {
     }
 
     /// Ends the group, when all ranks have called it.
-    #[pyo3(signature = (*, timeout=30.0))]
+    #[pyo3(signature = (timeout=30.0))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> Result<()> {
         let timeout = Timeout::new("close group", timeout)?.or(LONGEST_CALL);
         match self.group.take(py) {

@@ -1,6 +1,7 @@
 //! Shape and strides of an array.
 
 use crate::data_type::DataType;
+use crate::structured::Structured;
 
 /// Maximum number of dimensions.
 pub(crate) const MAX_DIMENSIONS: usize = 16;
@@ -99,12 +100,16 @@ impl Layout {
     }
 
     /// The header by which a reader of a message knows type and shape. The message is contiguous.
+    /// For records it ends with their description, whose length is in the place of the lanes.
     pub(crate) fn header(&self, data_type: DataType) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         let (code, bits, lanes) = data_type.codes();
+        let description = data_type.structured().map_or("", Structured::text);
+        let lanes = if description.is_empty() { lanes } else { description.len() as u16 };
         bytes.extend([code, bits, self.shape.len() as u8]);
         bytes.extend(lanes.to_le_bytes());
         bytes.extend(self.shape.iter().flat_map(|extent| extent.to_le_bytes()));
+        bytes.extend(description.as_bytes());
         bytes
     }
 
@@ -114,27 +119,26 @@ impl Layout {
         let rest = metadata.strip_prefix(&MAGIC)?;
         let [code, bits, dimensions, lanes @ ..] =
             *rest.first_chunk::<{ FIXED - MAGIC.len() }>()?;
-        let data_type = DataType::from_codes(code, bits, u16::from_le_bytes(lanes))?;
+        let lanes = u16::from_le_bytes(lanes);
         let rest = &rest[FIXED - MAGIC.len()..];
         let (extents, rest) = rest.split_at_checked(usize::from(dimensions) * 8)?;
         let (extents, _) = extents.as_chunks::<8>();
+        let (data_type, rest) = match DataType::is_of_records(code) {
+            true => {
+                let (description, rest) = rest.split_at_checked(usize::from(lanes))?;
+                (DataType::parse(std::str::from_utf8(description).ok()?)?, rest)
+            }
+            false => (DataType::from_codes(code, bits, lanes)?, rest),
+        };
         let shape = extents.iter().map(|extent| u64::from_le_bytes(*extent)).collect();
         let layout = Self::contiguous(shape)?;
         (data_type.bytes(layout.elements()) == Some(length)).then_some((data_type, layout, rest))
     }
 
-    /// The type name of topics of such arrays, as `float32[3,480,640]`.
+    /// Type and shape as text: `float32[3,480,640]`.
     pub(crate) fn type_name(&self, data_type: DataType) -> String {
         let shape: Vec<_> = self.shape.iter().map(u64::to_string).collect();
         format!("{data_type}[{}]", shape.join(","))
-    }
-
-    /// The opposite of [`type_name`](Self::type_name).
-    pub(crate) fn from_type_name(name: &str) -> Option<(DataType, Self)> {
-        let (data_type, shape) = name.strip_suffix(']')?.split_once('[')?;
-        let extents = shape.split(',').filter(|_| !shape.is_empty());
-        let shape: Result<_, _> = extents.map(str::parse).collect();
-        Some((DataType::parse(data_type)?, Self::contiguous(shape.ok()?)?))
     }
 
     /// Offsets in elements of the rows that are contiguous, each of the returned length. For copies

@@ -1,10 +1,11 @@
 //! The module `fabricast._native`: what the package `fabricast` for Python is made of.
 //!
-//! Modules, each importing only those before it: `data_type`, `layout`, `failure`, `waits`,
-//! `exclusive`, `closable`, `array`, `streams`, `caller_stream`, `release`, `kept`, `memory`, `torch_allocator`,
+//! Modules, each importing only those before it: `structured`, `data_type`, `layout`, `failure`, `arguments`,
+//! `message_type`, `waits`, `exclusive`, `closable`, `array`, `streams`, `caller_stream`, `release`, `kept`, `memory`, `torch_allocator`,
 //! `shared`, `agent`, `publisher`, `topic_publisher`, `subscriber`, `topic`, `node`, `group`, `information`, `log`.
 
 mod agent;
+mod arguments;
 mod array;
 mod caller_stream;
 mod closable;
@@ -17,11 +18,13 @@ mod kept;
 mod layout;
 mod log;
 mod memory;
+mod message_type;
 mod node;
 mod publisher;
 mod release;
 mod shared;
 mod streams;
+mod structured;
 mod subscriber;
 mod topic;
 mod topic_publisher;
@@ -50,7 +53,9 @@ mod _native {
     #[pymodule_export]
     use super::publisher::{PyLoan, PyPublisher, PySent};
     #[pymodule_export]
-    use super::shared::{PyShared, open, share};
+    use super::shared::{
+        _copy, _describe, _directory, _open, _share, _share_structure, _token_of_name, PyShared,
+    };
     #[pymodule_export]
     use super::subscriber::{PySample, PySubscriber, PyUntilEnd};
     #[pymodule_export]

@@ -12,11 +12,11 @@ use pyo3::prelude::*;
 use threads::lock;
 use transfer::{Buffer, HostBuffer};
 
-use crate::array::{Array, Owner, Source, data_type_of};
+use crate::arguments::{contiguous, data_type_of, shape_of};
+use crate::array::{Array, Owner, Source};
 use crate::data_type::DataType;
 use crate::failure::{Failure, Result};
 use crate::kept::{Kept, drop_unused};
-use crate::layout::Layout;
 use crate::waits::wait_for_work;
 
 const ALLOCATE: &str = "allocate memory";
@@ -93,24 +93,36 @@ impl Owner for OwnMemory {
     }
 }
 
+/// Memory of the host for this many bytes, if there is as much. The system would promise more, and end
+/// the process that writes it.
+pub(crate) fn new_host_buffer(operation: &'static str, length: u64) -> Result<HostBuffer> {
+    match ipc::memory::available() {
+        Some(available) if available.bytes < length => {
+            let cause = format!(
+                "{length} bytes are more than the {} that are available {}",
+                available.bytes, available.limit
+            );
+            Err(Failure::new("OutOfMemory", operation, cause))
+        }
+        _ => Ok(HostBuffer::new(length.max(1))?),
+    }
+}
+
 /// Allocates an array of zeros that peers can map: in host memory, or on a device such as `cuda:0`.
 #[pyfunction]
 #[pyo3(signature = (shape, dtype=None, *, device="host"))]
 pub(crate) fn allocate(
     py: Python<'_>,
-    shape: Vec<u64>,
+    shape: &Bound<'_, PyAny>,
     dtype: Option<&Bound<'_, PyAny>>,
     device: &str,
 ) -> Result<Array> {
     let data_type = dtype.map_or(Ok(DataType::UINT8), |dtype| data_type_of(ALLOCATE, dtype))?;
-    let cause = format!("shape={shape:?}: at most 16 dimensions, and 2^63 elements, not empty");
-    let layout = Layout::contiguous(shape);
-    let length = layout.as_ref().and_then(|layout| data_type.bytes(layout.elements()));
-    let (Some(layout), Some(length @ 1..)) = (layout, length) else {
-        return Err(Failure::invalid(ALLOCATE, cause));
-    };
+    let (layout, bytes) = contiguous(ALLOCATE, data_type, shape_of(ALLOCATE, shape)?)?;
+    // Also an array without elements has an address of its own.
+    let length = bytes.max(1);
     let (place, buffer) = match device.parse::<MemoryLocation>()?.device()? {
-        None => (None, HostBuffer::new(length)?.into()),
+        None => (None, new_host_buffer(ALLOCATE, length)?.into()),
         Some(name) => {
             let (memory, stream) = py.detach(|| {
                 let memory = Device::open(name)?.allocate_shared(length, &[])?;
@@ -131,6 +143,7 @@ pub(crate) fn buffer_of(array: &Bound<'_, PyAny>) -> Result<Buffer> {
     drop_unused(array.py());
     if let Ok(own) = array.cast::<Array>()
         && let Some(buffer) = own.get().buffer()
+        && own.get().is_all_of(address_of(&buffer), buffer.length())
     {
         return Ok(buffer);
     }

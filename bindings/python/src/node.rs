@@ -8,10 +8,10 @@ use pubsub::{Node, ServiceMode, Settings, TopicSettings};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::array;
+use crate::arguments::{contiguous, data_type_of, shape_of};
 use crate::closable::Closable;
 use crate::failure::{Failure, Result};
-use crate::layout::Layout;
+use crate::message_type::MessageType;
 use crate::topic::PyTopic;
 use crate::waits::{Timeout, interruptibly};
 
@@ -73,10 +73,13 @@ impl PyNode {
     /// Joins a node. Options that are not given come from the environment (FABRICAST_DIRECTORY, …).
     ///
     /// `waiting` is how publishers and subscribers wait: "adaptive" polls for up to 25 µs and then
-    /// sleeps, "busy" polls all the time and uses a core, "block" sleeps at once.
+    /// sleeps, "busy" polls all the time and uses a core, "block" sleeps at once. `budget_host` and
+    /// `budget_device` are the bytes that all topics together may reserve, if this process serves the
+    /// node.
     #[new]
     #[pyo3(signature = (directory=None, *, label=None, service=None, service_timeout=None,
-        waiting=None, listen=None, peers=None, rendezvous=None, insecure=None, provider=None, source=None))]
+        waiting=None, budget_host=None, budget_device=None, listen=None, peers=None, rendezvous=None,
+        insecure=None, provider=None, source=None))]
     #[allow(clippy::too_many_arguments)] // keywords
     fn new(
         py: Python<'_>,
@@ -85,6 +88,8 @@ impl PyNode {
         service: Option<&str>,
         service_timeout: Option<f64>,
         waiting: Option<&str>,
+        budget_host: Option<u64>,
+        budget_device: Option<u64>,
         listen: Option<&str>,
         peers: Option<Vec<String>>,
         rendezvous: Option<String>,
@@ -107,6 +112,8 @@ impl PyNode {
         if let Some(name) = waiting {
             options.waiting = wait_strategy(name)?;
         }
+        options.budgets.host = budget_host.or(options.budgets.host);
+        options.budgets.device = budget_device.or(options.budgets.device);
         let network = &mut settings.network;
         if let Some(address) = listen {
             let parsed = address.parse().map_err(|_| {
@@ -135,17 +142,19 @@ impl PyNode {
         Ok(Self::of(node))
     }
 
-    /// Opens a topic, and creates it if it does not exist. With `dtype` and `shape` its messages are
-    /// arrays of this type, and others are refused.
+    /// Opens a topic, and creates it if it does not exist. With `dtype` its messages are arrays of this
+    /// type, and others are refused; with `shape` they also have this shape.
     #[pyo3(signature = (name, *, dtype=None, shape=None, memory="host", reliability="reliable", depth=16,
-        largest=None, loans=4, release_deadline=Some(5.0), max_held=None))]
+        largest=None, loans=4, release_deadline=Some(5.0), max_held=None),
+        text_signature = "($self, name, *, dtype=None, shape=None, memory='host', reliability='reliable', \
+            depth=16, largest=None, loans=4, release_deadline=5.0, max_held=None)")]
     #[allow(clippy::too_many_arguments)] // keywords
     fn topic(
         &self,
         py: Python<'_>,
         name: String,
         dtype: Option<&Bound<'_, PyAny>>,
-        shape: Option<Vec<u64>>,
+        shape: Option<&Bound<'_, PyAny>>,
         memory: &str,
         reliability: &str,
         depth: u32,
@@ -174,21 +183,23 @@ impl PyNode {
             },
             ..TopicSettings::default()
         };
+        let dtype = dtype.map(|dtype| data_type_of(OPEN, dtype)).transpose()?;
         match (dtype, shape) {
-            (Some(dtype), Some(shape)) => {
-                let data_type = array::data_type_of(OPEN, dtype)?;
-                let described = format!("shape={shape:?}");
-                let layout = Layout::contiguous(shape);
-                let bytes = layout.as_ref().and_then(|layout| data_type.bytes(layout.elements()));
-                let (Some(layout), Some(bytes)) = (layout, bytes) else {
-                    let cause = format!("{described}: at most 16 dimensions, and 2^63 elements");
-                    return Err(Failure::invalid(OPEN, cause));
+            (Some(data_type), shape) => {
+                let layout = match shape {
+                    Some(shape) => {
+                        let (layout, bytes) = contiguous(OPEN, data_type, shape_of(OPEN, shape)?)?;
+                        settings.largest = bytes.max(1);
+                        Some(layout)
+                    }
+                    None => None,
                 };
-                settings.type_name = Some(layout.type_name(data_type).parse()?);
-                settings.largest = bytes.max(1);
+                settings.type_name = Some(MessageType::new(data_type, layout).name().parse()?);
+            }
+            (None, Some(_)) => {
+                return Err(Failure::invalid(OPEN, "shape needs dtype, such as dtype=\"float32\""));
             }
             (None, None) => {}
-            _ => return Err(Failure::invalid(OPEN, "dtype and shape belong together")),
         }
         settings.largest = largest.unwrap_or(settings.largest);
         let topic = interruptibly(py, OPEN, move || node.topic(&name, &settings))?;
@@ -196,7 +207,7 @@ impl PyNode {
     }
 
     /// Waits until a topic exists on this node or a connected one, and opens it with its settings.
-    #[pyo3(signature = (name, *, timeout=30.0))]
+    #[pyo3(signature = (name, timeout=30.0))]
     fn open(&self, py: Python<'_>, name: String, timeout: Option<f64>) -> Result<PyTopic> {
         let node = self.node.get(OPEN)?;
         let end = Timeout::new(OPEN, timeout)?.end();
@@ -210,6 +221,7 @@ impl PyNode {
             match opened {
                 Err(error) if is_late(&error) && left > ATTEMPT => {}
                 Err(error) if is_late(&error) && end.is_none() => {}
+                Err(error) if is_late(&error) => return Err(error.with_class("NotFoundInTime")),
                 opened => return PyTopic::new(opened?),
             }
         }

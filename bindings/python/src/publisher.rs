@@ -7,16 +7,19 @@ use std::sync::{Arc, Mutex};
 use gpu::{Block, CopyMethod, DEFAULT_TIMEOUT, Device, DeviceName};
 use pubsub::{Attempt, Loan, MAX_METADATA, Publisher, PublisherEvent, Sent};
 use pyo3::exceptions::PyBufferError;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use threads::lock;
 
-use crate::array::{Array, Owner, Source, data_type_of, gather};
+use crate::arguments::{contiguous, data_type_of, shape_of};
+use crate::array::{Array, Owner, Source, gather};
 use crate::closable::Closable;
 use crate::data_type::DataType;
 use crate::failure::{Failure, Result};
 use crate::kept::Kept;
 use crate::layout::Layout;
+use crate::message_type::MessageType;
 use crate::release::{drop_after, leave};
 use crate::streams::{UsingStreams, last_use};
 use crate::waits::{Timeout, unless_late, wait, wait_for_work};
@@ -31,8 +34,8 @@ const PUBLISHED: &str = "the loan was published or given back";
 #[derive(Debug)]
 pub(crate) struct PyPublisher {
     publisher: Closable<Arc<Publisher>>,
-    /// Type and shape of all messages.
-    array_type: Option<(DataType, Layout)>,
+    /// What all messages have in common.
+    message_type: Option<MessageType>,
 }
 
 /// What happened to a published message.
@@ -58,32 +61,34 @@ impl PySent {
     }
 }
 
-/// Type and shape of a message, and what its reader needs to know them.
+/// Metadata of a message: what its reader needs to know type and shape, and the caller's.
 fn header(
-    topic: Option<&(DataType, Layout)>,
+    topic: Option<&MessageType>,
     (data_type, layout): (DataType, &Layout),
     metadata: &[u8],
 ) -> Result<Vec<u8>> {
-    if let Some((expected, shape)) = topic
-        && (*expected != data_type || shape.shape() != layout.shape())
-    {
-        let cause = format!(
-            "an array of {}, but the messages of the topic are {}",
-            layout.type_name(data_type),
-            shape.type_name(*expected)
-        );
-        return Err(Failure::invalid(PUBLISH, cause));
+    if let Some(expected) = topic {
+        expected.check(PUBLISH, data_type, layout)?;
     }
-    // A reader takes plain bytes for what they are.
-    let is_known = topic.is_some() || (data_type == DataType::UINT8 && layout.shape().len() == 1);
+    let is_known = match topic {
+        Some(expected) => expected.layout().is_some(),
+        // A reader takes plain bytes for what they are.
+        None => data_type == DataType::UINT8 && layout.shape().len() == 1,
+    };
     let mut header = if is_known { Vec::new() } else { layout.header(data_type) };
+    let own = header.len();
     header.extend(metadata);
     if header.len() > MAX_METADATA {
-        let cause = format!(
-            "{} bytes of metadata, {} are the maximum for this array",
-            metadata.len(),
-            MAX_METADATA + metadata.len() - header.len()
-        );
+        let cause = match MAX_METADATA.checked_sub(own) {
+            Some(left) => format!(
+                "{} bytes of metadata, {left} are the maximum for this array",
+                metadata.len()
+            ),
+            None => format!(
+                "type and shape take {own} bytes of the {MAX_METADATA} of metadata: give the topic \
+                 dtype and shape"
+            ),
+        };
         return Err(Failure::invalid(PUBLISH, cause));
     }
     Ok(header)
@@ -129,16 +134,20 @@ fn publish(
 }
 
 impl PyPublisher {
-    pub(crate) fn new(publisher: Publisher, array_type: Option<(DataType, Layout)>) -> Self {
+    pub(crate) fn new(publisher: Publisher, message_type: Option<MessageType>) -> Self {
         let publisher = Closable::new("the publisher was closed", Arc::new(publisher));
-        Self { publisher, array_type }
+        Self { publisher, message_type }
     }
 
     fn borrow(&self, py: Python<'_>, length: u64, timeout: Timeout) -> Result<Loan> {
-        let publisher = self.publisher.get(LOAN)?;
-        let cause = || format!("no room for {length} bytes");
-        wait(py, LOAN, timeout, cause, |slice| unless_late(publisher.loan(length, slice)))
+        borrow(py, &*self.publisher.get(LOAN)?, length, timeout)
     }
+}
+
+/// Memory for a message of this length, when there is room.
+fn borrow(py: Python<'_>, publisher: &Publisher, length: u64, timeout: Timeout) -> Result<Loan> {
+    let cause = || format!("no room for {length} bytes");
+    wait(py, LOAN, timeout, cause, |slice| unless_late(publisher.loan(length, slice)))
 }
 
 /// Copies an array into a message. Then the source is not used any more.
@@ -247,7 +256,7 @@ impl PyPublisher {
         let timeout = Timeout::new(PUBLISH, timeout)?;
         let source = Source::of(PUBLISH, array)?;
         let header =
-            header(self.array_type.as_ref(), (source.data_type(), source.layout()), metadata)?;
+            header(self.message_type.as_ref(), (source.data_type(), source.layout()), metadata)?;
         let mut loan = self.borrow(py, source.length(), timeout)?;
         loan.set_metadata(&header)?;
         if let Err(failure) = copy(py, &source, &mut loan) {
@@ -257,34 +266,66 @@ impl PyPublisher {
         publish(py, &mut Some(loan), &UsingStreams::default(), timeout)
     }
 
+    /// `publish` for asyncio: `await publisher.publish_async(array)`. A task that is cancelled has
+    /// published nothing.
+    #[pyo3(
+        signature = (array, *, metadata=NO_METADATA, timeout=30.0),
+        text_signature = "($self, array, *, metadata=b'', timeout=30.0)"
+    )]
+    fn publish_async<'py>(
+        slf: Bound<'py, Self>,
+        array: Bound<'py, PyAny>,
+        metadata: &[u8],
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (py, timeout) = (slf.py(), Timeout::new(PUBLISH, timeout)?.seconds());
+        let publish =
+            py.import(intern!(py, "fabricast._asyncio"))?.getattr(intern!(py, "publish"))?;
+        publish.call1((slf, array, metadata, timeout))
+    }
+
+    /// `loan` for asyncio: `await publisher.loan_async((480, 640))`.
+    #[pyo3(signature = (shape=None, dtype=None, *, timeout=30.0))]
+    fn loan_async<'py>(
+        slf: Bound<'py, Self>,
+        shape: Option<Bound<'py, PyAny>>,
+        dtype: Option<Bound<'py, PyAny>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (py, timeout) = (slf.py(), Timeout::new(LOAN, timeout)?.seconds());
+        let loan = py.import(intern!(py, "fabricast._asyncio"))?.getattr(intern!(py, "loan"))?;
+        loan.call1((slf, shape, dtype, timeout))
+    }
+
     /// Loans memory for a message, to be written in place: see `Loan`. The topic's type and shape
     /// are the default.
     #[pyo3(signature = (shape=None, dtype=None, *, timeout=30.0))]
     fn loan(
         &self,
         py: Python<'_>,
-        shape: Option<Vec<u64>>,
+        shape: Option<&Bound<'_, PyAny>>,
         dtype: Option<&Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> Result<PyLoan> {
         let timeout = Timeout::new(LOAN, timeout)?;
-        let (data_type, layout) = match (shape, &self.array_type) {
-            (None, Some((data_type, layout))) if dtype.is_none() => (*data_type, layout.clone()),
-            (None, _) => return Err(Failure::invalid(LOAN, "a shape is needed")),
-            (Some(shape), _) => {
-                let data_type = match dtype {
-                    Some(dtype) => data_type_of(LOAN, dtype)?,
-                    None => DataType::UINT8,
-                };
-                let cause = format!("shape={shape:?}: at most 16 dimensions, and 2^63 elements");
-                let layout = Layout::contiguous(shape);
-                (data_type, layout.ok_or_else(|| Failure::invalid(LOAN, cause))?)
+        let topic = self.message_type.as_ref();
+        let data_type = match (dtype, topic) {
+            (Some(dtype), _) => data_type_of(LOAN, dtype)?,
+            (None, Some(topic)) => topic.data_type(),
+            (None, None) => DataType::UINT8,
+        };
+        let shape = match (shape, topic.and_then(MessageType::layout)) {
+            (Some(shape), _) => shape_of(LOAN, shape)?,
+            (None, Some(layout)) => layout.shape().to_vec(),
+            (None, None) => {
+                let cause =
+                    "the topic has no shape. Pass the shape of the message: loan((480, 640))";
+                return Err(Failure::invalid(LOAN, cause));
             }
         };
-        let length = data_type.bytes(layout.elements());
-        let length = length.ok_or_else(|| Failure::invalid(LOAN, "too many bytes"))?;
+        let (layout, length) = contiguous(LOAN, data_type, shape)?;
         // Before the memory: a wrong type is reported at once.
-        header(self.array_type.as_ref(), (data_type, &layout), &[])?;
+        header(self.message_type.as_ref(), (data_type, &layout), &[])?;
         let loan = self.borrow(py, length, timeout)?;
         let loan = Closable::new(PUBLISHED, loan);
         let memory = LoanMemory { loan, streams: UsingStreams::default() };
@@ -292,12 +333,13 @@ impl PyPublisher {
             memory: Mutex::new(Some(Arc::new(memory))),
             data_type,
             layout,
-            topic: self.array_type.clone(),
+            topic: self.message_type.clone(),
+            publisher: self.publisher.get(LOAN)?,
         })
     }
 
     /// Waits until this many subscribers would receive a message. Returns their number.
-    #[pyo3(signature = (count=1, *, timeout=30.0))]
+    #[pyo3(signature = (count=1, timeout=30.0))]
     fn wait_for_subscribers(
         &self,
         py: Python<'_>,
@@ -314,7 +356,7 @@ impl PyPublisher {
     }
 
     /// Waits until no subscriber is left, on this node and on others.
-    #[pyo3(signature = (*, timeout=30.0))]
+    #[pyo3(signature = (timeout=30.0))]
     fn wait_for_no_subscribers(&self, py: Python<'_>, timeout: Option<f64>) -> Result<()> {
         let operation = "wait for end of subscribers";
         let timeout = Timeout::new(operation, timeout)?;
@@ -386,6 +428,46 @@ impl Drop for LoanMemory {
     }
 }
 
+impl LoanMemory {
+    /// Copies what was written into another loan of the same length, after the work of the streams
+    /// that write it.
+    fn copy_into(&self, py: Python<'_>, target: Loan) -> Result<Loan> {
+        let place = |loan: &Loan| (loan.address(), loan.length(), loan.device());
+        let (address, length, device) = self.loan.with(PUBLISH, place)?;
+        if let Some(device) = device.filter(|device| !is_emulated(*device)) {
+            let stream = match self.streams.joined(device)? {
+                Some(stream) => stream,
+                None => {
+                    // The loan is not given back before the copy, either.
+                    self.streams.add(0);
+                    Device::open(device)?.default_stream()?
+                }
+            };
+            self.loan.with(PUBLISH, |loan| stream.copy(target.slice(), loan.slice()))??;
+            return match wait_for_work(py, PUBLISH, &stream) {
+                Ok(()) => Ok(target),
+                Err(failure) => {
+                    match stream.point() {
+                        Ok(point) => drop_after(point, (target, stream)),
+                        // The copy may go on: the memory is never used again.
+                        Err(_) => std::mem::forget(target),
+                    }
+                    Err(failure)
+                }
+            };
+        }
+        let into = target.address() as usize;
+        py.detach(|| {
+            let from: *const u8 = ptr::with_exposed_provenance(address as usize);
+            let into = ptr::with_exposed_provenance_mut(into);
+            // SAFETY: both loans have this length, in memory of the host or of an emulated device, and
+            // exist: this one, since its owner does.
+            unsafe { ptr::copy_nonoverlapping(from, into, length as usize) };
+        });
+        Ok(target)
+    }
+}
+
 impl Owner for LoanMemory {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<()> {
         let read = |loan: &Loan| match loan.device().filter(|device| !is_emulated(*device)) {
@@ -419,10 +501,10 @@ impl Owner for LoanMemory {
 /// >>> with fabricast.Node(directory.name) as node:
 /// ...     topic = node.topic("frames")
 /// ...     subscriber, publisher = topic.subscriber(), topic.publisher()
-/// ...     with publisher.loan((2, 3)) as loan:
-/// ...         memoryview(loan.array).cast("B")[:] = b"in it!"
-/// ...     subscriber.pull().array.tobytes()
-/// b'in it!'
+/// ...     with publisher.loan((2, 3), "int32") as loan:
+/// ...         loan.array[...] = 7
+/// ...     subscriber.pull().array[1]
+/// array([7, 7, 7], dtype=int32)
 /// >>> directory.cleanup()
 #[pyclass(frozen, name = "Loan", module = "fabricast")]
 #[derive(Debug)]
@@ -431,7 +513,39 @@ pub(crate) struct PyLoan {
     memory: Mutex<Option<Arc<LoanMemory>>>,
     data_type: DataType,
     layout: Layout,
-    topic: Option<(DataType, Layout)>,
+    topic: Option<MessageType>,
+    publisher: Arc<Publisher>,
+}
+
+impl PyLoan {
+    /// Publishes a copy of memory that views may still write.
+    fn publish_copy(
+        &self,
+        py: Python<'_>,
+        viewed: &LoanMemory,
+        header: &[u8],
+        timeout: Timeout,
+    ) -> Result<PySent> {
+        let category = py.import(intern!(py, "fabricast.errors"))?.getattr("CopyWarning")?;
+        let text =
+            c"views of the loan's array exist, which could write to the message: a copy of it \
+                     is published. Write loan.array[...] = x, or delete the views (del) before";
+        PyErr::warn(py, &category, text, 1)?;
+        let length = viewed.loan.with(PUBLISH, Loan::length)?;
+        let copied = match borrow(py, &self.publisher, length, timeout) {
+            Err(failure) if failure.is_of("TooManyLoans") => {
+                let cause = "publish to topic failed: views of the loan's array exist, which could write \
+                             to the message, and there is no further loan for a copy. Write \
+                             loan.array[...] = x, delete the views (del) before, or give the topic more \
+                             loans=";
+                return Err(PyBufferError::new_err(cause).into());
+            }
+            copied => copied?,
+        };
+        let mut copied = viewed.copy_into(py, copied)?;
+        copied.set_metadata(header)?;
+        publish(py, &mut Some(copied), &UsingStreams::default(), timeout)
+    }
 }
 
 fn published(operation: &'static str) -> Failure {
@@ -452,8 +566,10 @@ impl PyLoan {
     }
 
     /// Publishes it. A reliable topic waits for room; the loan can be published again if there was none
-    /// in time. `BufferError` if views of its array exist:
-    /// nothing may be written after it was published.
+    /// in time.
+    ///
+    /// If views of its array exist, a copy is published, with a `CopyWarning`: nothing may be written to
+    /// a message after it was published. `loan.array[...] = x` leaves no view; `del` deletes one.
     #[pyo3(
         signature = (*, metadata=NO_METADATA, timeout=30.0),
         text_signature = "($self, *, metadata=b'', timeout=30.0)"
@@ -461,17 +577,15 @@ impl PyLoan {
     fn publish(&self, py: Python<'_>, metadata: &[u8], timeout: Option<f64>) -> Result<PySent> {
         let timeout = Timeout::new(PUBLISH, timeout)?;
         let header = header(self.topic.as_ref(), (self.data_type, &self.layout), metadata)?;
-        let mut memory = {
-            let mut held = lock(&self.memory);
-            let memory = held.take().ok_or_else(|| published(PUBLISH))?;
-            match Arc::try_unwrap(memory) {
-                Ok(memory) => memory,
-                Err(shared) => {
-                    *held = Some(shared);
-                    let cause = "publish to topic failed: views of the loan's array exist, which could \
-                                 write to the message. Delete them first (del)";
-                    return Err(PyBufferError::new_err(cause).into());
+        let memory = lock(&self.memory).take().ok_or_else(|| published(PUBLISH))?;
+        let mut memory = match Arc::try_unwrap(memory) {
+            Ok(memory) => memory,
+            Err(viewed) => {
+                let sent = self.publish_copy(py, &viewed, &header, timeout);
+                if sent.is_err() {
+                    *lock(&self.memory) = Some(viewed);
                 }
+                return sent;
             }
         };
         let mut loan = memory.loan.close();
@@ -485,6 +599,21 @@ impl PyLoan {
             *lock(&self.memory) = Some(Arc::new(memory));
         }
         outcome
+    }
+
+    /// `publish` for asyncio. A task that is cancelled has published nothing.
+    #[pyo3(
+        signature = (*, metadata=NO_METADATA, timeout=30.0),
+        text_signature = "($self, *, metadata=b'', timeout=30.0)"
+    )]
+    fn publish_async<'py>(
+        slf: Bound<'py, Self>,
+        metadata: &[u8],
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (py, timeout) = (slf.py(), Timeout::new(PUBLISH, timeout)?.seconds());
+        let module = py.import(intern!(py, "fabricast._asyncio"))?;
+        module.getattr(intern!(py, "publish_loan"))?.call1((slf, metadata, timeout))
     }
 
     /// Gives the memory back without publishing it, when views of its array are gone, too.

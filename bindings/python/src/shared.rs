@@ -9,7 +9,9 @@ use gpu::{DEFAULT_TIMEOUT, Device, DeviceName};
 use pubsub::{MemoryLocation, NodeOptions};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
-use transfer::{Buffer, ElementType, HostBuffer, OpenedBuffer, Share, SharedBuffer, Tensor};
+use transfer::{
+    Admission, Buffer, ElementType, OpenedBuffer, Share, SharedBuffer, SharedName, Tensor,
+};
 
 use crate::array::{Array, Owner, Source, gather, zeroed};
 use crate::closable::Closable;
@@ -17,7 +19,7 @@ use crate::data_type::DataType;
 use crate::failure::{Failure, Result};
 use crate::kept::{Kept, drop_unused};
 use crate::layout::Layout;
-use crate::memory::{OwnMemory, address_of, find};
+use crate::memory::{OwnMemory, address_of, find, new_host_buffer};
 use crate::release::drop_after;
 use crate::streams::{UsingStreams, last_use};
 use crate::torch_allocator::find_in_pool;
@@ -25,6 +27,8 @@ use crate::waits::{Timeout, interruptibly_or, wait_for_writers};
 
 const SHARE: &str = "share memory";
 const OPEN: &str = "open shared memory";
+/// The elements of the memory of a structure: bytes that only this package reads.
+const STRUCTURE: ElementType = ElementType::OPAQUE;
 
 /// Memory that this process shares. Other processes open it by the token, until this is closed and
 /// deleted. Processes that have opened it keep it.
@@ -32,6 +36,21 @@ const OPEN: &str = "open shared memory";
 #[derive(Debug)]
 pub(crate) struct PyShared {
     share: Closable<Share>,
+    /// Removed at the end.
+    name: Closable<Option<SharedName>>,
+    /// What a structure has beside its own memory.
+    parts: Vec<Py<PyShared>>,
+    /// The array that others see, or the structure of arrays.
+    #[pyo3(get)]
+    value: Py<PyAny>,
+}
+
+impl PyShared {
+    fn new(share: Share, name: Option<SharedName>, parts: Vec<Py<Self>>, value: Py<PyAny>) -> Self {
+        let closed = "it is not shared any more";
+        let shared_name = Closable::new(closed, name);
+        Self { share: Closable::new(closed, share), name: shared_name, parts, value }
+    }
 }
 
 #[pymethods]
@@ -45,24 +64,31 @@ impl PyShared {
     /// Leaves the memory to one receiver, and returns the token for it: the memory is shared until it
     /// was opened once, or this process ends.
     fn for_one_receiver<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyBytes>> {
-        Ok(PyBytes::new(py, &self.share.take(SHARE)?.for_one_receiver()?))
+        self._limit_to_one()?;
+        let token = self.token(py)?;
+        self._leave(py)?;
+        Ok(token)
     }
 
     /// Limits the memory to one receiver, before the token is sent.
     fn _limit_to_one(&self) -> Result<()> {
-        Ok(self.share.with(SHARE, Share::limit_to_one)??)
+        self.share.with(SHARE, Share::limit_to_one)??;
+        self.parts.iter().try_for_each(|part| part.get()._limit_to_one())
     }
 
     /// Leaves the memory to its receiver, after the token was sent.
-    fn _leave(&self) -> Result<()> {
+    fn _leave(&self, py: Python<'_>) -> Result<()> {
         self.share.take(SHARE)?.leave();
-        Ok(())
+        let name = self.name.close();
+        py.detach(move || drop(name));
+        self.parts.iter().try_for_each(|part| part.get()._leave(py))
     }
 
     /// Ends the sharing. Processes that have opened the memory keep it.
     fn close(&self, py: Python<'_>) {
-        let share = self.share.close();
-        py.detach(move || drop(share));
+        let ended = (self.name.close(), self.share.close());
+        py.detach(move || drop(ended));
+        self.parts.iter().for_each(|part| part.get().close(py));
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -85,21 +111,19 @@ fn tensor_of(source: &Source, byte_offset: u64) -> Result<Tensor> {
     Ok(Tensor { element, shape, strides, byte_offset })
 }
 
-/// A copy of an array in new memory of the host.
-fn copied(py: Python<'_>, source: &Source) -> Result<(Buffer, Tensor)> {
+/// Copies an array to this address of the host, where only the caller writes, and memory of its length
+/// is.
+fn copy_to_host(py: Python<'_>, source: &Source, target: u64) -> Result<()> {
     // Also refuses elements that share bytes, in an array with gaps.
     let (first, extent) = source.extent(SHARE)?;
-    let length = source.length();
-    let buffer = HostBuffer::new(length.max(1))?;
+    let length = source.length() as usize;
+    let (data_type, layout) = (source.data_type(), source.layout().clone());
     match source.cuda_device() {
         None => {
-            let (from, data_type, layout) =
-                (source.host_bytes(), source.data_type(), source.layout().clone());
-            let target = buffer.address() as usize;
-            // SAFETY: the caller has the source; the target is new memory of its length, which only
-            // this function has.
+            let from = source.host_bytes();
+            // SAFETY: the caller has the source, and the memory of the target.
             py.detach(move || unsafe {
-                from.copy(data_type, &layout, ptr::with_exposed_provenance_mut(target));
+                from.copy(data_type, &layout, ptr::with_exposed_provenance_mut(target as usize));
             });
         }
         Some(number) => {
@@ -108,19 +132,28 @@ fn copied(py: Python<'_>, source: &Source) -> Result<(Buffer, Tensor)> {
             let device = Device::open(DeviceName::cuda(number))?;
             // SAFETY: the caller has the source, and the copy is waited for.
             let memory = unsafe { device.adopt(start, extent, ()) }?;
-            let (mut reached, mut bytes) = (zeroed(SHARE, extent)?, zeroed(SHARE, length)?);
-            let (data_type, layout) = (source.data_type(), source.layout().clone());
+            let (mut reached, mut bytes) = (zeroed(SHARE, extent)?, zeroed(SHARE, length as u64)?);
             py.detach(|| {
                 let stream = device.default_stream()?;
                 stream.download(&memory.whole(), &mut reached, DEFAULT_TIMEOUT)?;
                 gather(data_type, &layout, &reached, &mut bytes);
-                Ok::<_, Failure>(buffer.write(0, &bytes)?)
+                let target = ptr::with_exposed_provenance_mut(target as usize);
+                // SAFETY: the target has this length, and only the caller writes there.
+                unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, length) };
+                Ok::<_, Failure>(())
             })?;
         }
     }
+    Ok(())
+}
+
+/// A copy of an array in new memory of the host.
+fn copied(py: Python<'_>, source: &Source) -> Result<(Buffer, Tensor)> {
     // The shape is that of the source.
     let layout = Layout::contiguous(source.layout().shape().to_vec()).unwrap_or_else(Layout::empty);
     let tensor = Tensor { strides: layout.strides().to_vec(), ..tensor_of(source, 0)? };
+    let buffer = new_host_buffer(SHARE, source.length())?;
+    copy_to_host(py, source, buffer.address())?;
     Ok((buffer.into(), tensor))
 }
 
@@ -159,46 +192,125 @@ fn in_place(py: Python<'_>, source: Source, is_read_only: bool) -> Result<Shared
     py.detach(|| shared(memory.into(), &tensor, is_read_only))
 }
 
-/// Shares an array with other processes of this user on this machine, which open it by a token and
-/// see the same memory: that of `allocate` or of an allocator of the library, or of a CUDA device.
-/// With `copy` it shares a copy of any array, in memory of the host. With `readonly` others cannot
-/// write to memory of the host, and promise not to write to memory of a device.
-///
-/// >>> import tempfile
-/// >>> import fabricast
-/// >>> directory = tempfile.TemporaryDirectory()
-/// >>> weights = fabricast.allocate((2, 3), "float32")
-/// >>> shared = fabricast.share(weights, directory=directory.name)
-/// >>> opened = fabricast.open(shared.token)   # in another process
-/// >>> opened
-/// <fabricast.Array float32[2,3] on host>
-/// >>> memoryview(weights)[1, 2] = 7.0
-/// >>> memoryview(opened)[1, 2]
-/// 7.0
-/// >>> shared.close(); del opened
-/// >>> directory.cleanup()
+/// The directory of sockets, or the default one.
 #[pyfunction]
-#[pyo3(signature = (array, *, readonly=false, copy=false, directory=None))]
-pub(crate) fn share(
+#[pyo3(signature = (directory=None))]
+pub(crate) fn _directory(directory: Option<PathBuf>) -> PathBuf {
+    directory.unwrap_or_else(NodeOptions::default_directory)
+}
+
+/// Where memory is found, and by whom: the directory, the name, and further users and groups.
+#[derive(FromPyObject)]
+pub(crate) struct Audience(Option<PathBuf>, Option<String>, Vec<u32>, Vec<u32>);
+
+impl Audience {
+    /// Shares memory with it: the share, and its name.
+    fn share(self, py: Python<'_>, buffer: SharedBuffer) -> Result<(Share, Option<SharedName>)> {
+        let Self(directory, name, users, groups) = self;
+        let own = Admission::own_user();
+        let admission = Admission { users: [own.users, users].concat(), groups };
+        py.detach(|| {
+            let share = transfer::share_with(&_directory(directory), buffer, &admission)?;
+            let name = name.map(|name| share.publish_name(&name)).transpose()?;
+            Ok((share, name))
+        })
+    }
+}
+
+/// Shares an array, as `fabricast.share` says.
+#[pyfunction]
+#[pyo3(signature = (array, copy, readonly, audience))]
+pub(crate) fn _share(
     py: Python<'_>,
     array: &Bound<'_, PyAny>,
-    readonly: bool,
     copy: bool,
-    directory: Option<PathBuf>,
+    readonly: bool,
+    audience: Audience,
 ) -> Result<PyShared> {
     drop_unused(py);
     let source = Source::of(SHARE, array)?;
     let readonly = readonly || (source.is_read_only() && !copy);
+    let mut value = array.clone().unbind();
     let buffer = match copy || source.length() == 0 {
         true => {
             let (buffer, tensor) = copied(py, &source)?;
+            let owner = Arc::new(OwnMemory::new(buffer.clone()));
+            let layout = Layout::contiguous(source.layout().shape().to_vec());
+            let kind = (source.data_type(), layout.unwrap_or_else(Layout::empty));
+            let array = Array::new((address_of(&buffer), None), kind, false, owner);
+            value = Py::new(py, array)?.into_any();
             shared(buffer, &tensor, readonly)?
         }
         false => in_place(py, source, readonly)?,
     };
-    let directory = directory.unwrap_or_else(NodeOptions::default_directory);
-    let share = py.detach(|| transfer::share(&directory, buffer))?;
-    Ok(PyShared { share: Closable::new("it is not shared any more", share) })
+    let (share, name) = audience.share(py, buffer)?;
+    Ok(PyShared::new(share, name, Vec::new(), value))
+}
+
+/// Shares the memory of a structure, which begins with its description, and the memories that this
+/// names.
+#[pyfunction]
+#[pyo3(signature = (memory, parts, value, readonly, audience))]
+pub(crate) fn _share_structure(
+    py: Python<'_>,
+    memory: &Bound<'_, Array>,
+    parts: Vec<Py<PyShared>>,
+    value: Py<PyAny>,
+    readonly: bool,
+    audience: Audience,
+) -> Result<PyShared> {
+    let Some(buffer) = memory.get().buffer() else {
+        return Err(Failure::invalid(SHARE, "the memory of the structure was not allocated"));
+    };
+    let tensor = Tensor::contiguous(STRUCTURE, &[buffer.length()]);
+    let buffer = shared(buffer, &tensor, readonly)?;
+    let (share, name) = audience.share(py, buffer)?;
+    Ok(PyShared::new(share, name, parts, value))
+}
+
+/// Type, shape and strides in elements of an array, its length in bytes, the memory of the library
+/// that contains it and its offset there, and whether it is on a CUDA device.
+#[pyfunction]
+#[allow(clippy::type_complexity)] // for a caller in Python
+pub(crate) fn _describe(
+    array: &Bound<'_, PyAny>,
+) -> Result<(String, Vec<u64>, Vec<i64>, u64, Option<Array>, u64, bool)> {
+    let source = Source::of(SHARE, array)?;
+    let (first, length) = source.extent(SHARE)?;
+    let found = match source.cuda_device() {
+        None => find(source.address().wrapping_add_signed(first), length.max(1)),
+        Some(_) => None,
+    };
+    let (memory, offset) = match found {
+        Some((buffer, offset)) => {
+            let is_read_only = matches!(&buffer, Buffer::Host(host) if host.is_read_only());
+            let (address, layout) =
+                (address_of(&buffer), Layout::contiguous(vec![buffer.length()]));
+            let kind = (DataType::UINT8, layout.unwrap_or_else(Layout::empty));
+            let owner = Arc::new(OwnMemory::new(buffer));
+            let memory = Array::new((address, None), kind, is_read_only, owner);
+            (Some(memory), offset.wrapping_add_signed(-first))
+        }
+        None => (None, 0),
+    };
+    let layout = source.layout();
+    let (shape, strides) = (layout.shape().to_vec(), layout.strides().to_vec());
+    let is_cuda = source.cuda_device().is_some();
+    Ok((source.data_type().to_string(), shape, strides, source.length(), memory, offset, is_cuda))
+}
+
+/// Copies an array into one of memory of the host, of the same type and shape.
+#[pyfunction]
+pub(crate) fn _copy(
+    py: Python<'_>,
+    array: &Bound<'_, PyAny>,
+    target: &Bound<'_, Array>,
+) -> Result<()> {
+    let (source, target) = (Source::of(SHARE, array)?, target.get());
+    let Some(address) = target.writable_host_bytes(source.length()) else {
+        return Err(Failure::invalid(SHARE, "the target of a copy is no memory of its length"));
+    };
+    copy_to_host(py, &source, address)
 }
 
 /// Memory of another process. The other process keeps it until work on the streams that use it is
@@ -231,33 +343,43 @@ impl Drop for OpenedMemory {
     }
 }
 
-/// Opens memory that another process shares, by its token: the array has the type, shape and strides
-/// of the shared one, and is on the device where its memory is. `device` names a further device that
-/// accesses it directly. The memory stays as long as the array or a view of it exists.
-///
-/// `directory` is that of this process, if its container shows the one of the other process
-/// elsewhere.
+/// The token of the memory that a process shares under this name; None if there is none.
 #[pyfunction]
-#[pyo3(signature = (token, *, device=None, timeout=30.0, directory=None))]
-pub(crate) fn open(
+#[pyo3(signature = (name, directory=None))]
+pub(crate) fn _token_of_name<'py>(
+    py: Python<'py>,
+    name: &str,
+    directory: Option<PathBuf>,
+) -> Result<Option<Bound<'py, PyBytes>>> {
+    let found = transfer::shared_under_name(&_directory(directory), name)?;
+    Ok(found.map(|token| PyBytes::new(py, &token)))
+}
+
+/// Opens memory as `fabricast.open` says: its array, and whether it is the memory of a structure.
+#[pyfunction]
+#[pyo3(signature = (token, device, timeout, directory, owners))]
+pub(crate) fn _open(
     py: Python<'_>,
     token: Vec<u8>,
     device: Option<&str>,
     timeout: Option<f64>,
     directory: Option<PathBuf>,
-) -> Result<Array> {
+    owners: Vec<u32>,
+) -> Result<(Array, bool)> {
     let timeout = Timeout::new(OPEN, timeout)?.or(crate::waits::LONGEST_CALL);
     let device = device.map(str::parse::<MemoryLocation>).transpose()?;
     let device = device.map(MemoryLocation::device).transpose()?.flatten();
-    let directory = directory.unwrap_or_else(NodeOptions::default_directory);
+    let directory = _directory(directory);
     let open = move || {
         let device = device.map(Device::open).transpose()?;
-        Ok::<_, Failure>(transfer::open(&token, &directory, device.as_ref(), timeout)?)
+        let (token, device) = (&*token, device.as_ref());
+        Ok::<_, Failure>(transfer::open_of(token, &directory, &owners, device, timeout)?)
     };
     // Memory for one receiver is not lost by Ctrl-C.
     let opened = interruptibly_or(py, OPEN, open, OpenedBuffer::give_back)?;
     let Tensor { element, shape, strides, .. } = opened.tensor().clone();
-    let (code, bits, lanes) = element.codes();
+    let is_structure = element == STRUCTURE;
+    let (code, bits, lanes) = if is_structure { DataType::UINT8.codes() } else { element.codes() };
     let described = format!("elements {element:?} in shape {shape:?} with strides {strides:?}");
     let unknown = || Failure::new("Malformed", OPEN, format!("{described}: unknown here"));
     let data_type = DataType::from_codes(code, bits, lanes).ok_or_else(unknown)?;
@@ -270,5 +392,6 @@ pub(crate) fn open(
     let address = address_of(opened.buffer()) + offset;
     let own = OwnMemory::new(opened.buffer().clone());
     let owner = OpenedMemory { opened: Some(opened), own, streams: UsingStreams::default() };
-    Ok(Array::new((address, resident), (data_type, layout), is_read_only, Arc::new(owner)))
+    let array = Array::new((address, resident), (data_type, layout), is_read_only, Arc::new(owner));
+    Ok((array, is_structure))
 }

@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use pubsub::{Closer, Event, Sample, Subscriber};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
@@ -14,6 +15,7 @@ use crate::data_type::DataType;
 use crate::exclusive::Exclusive;
 use crate::failure::Result;
 use crate::layout::Layout;
+use crate::message_type::MessageType;
 use crate::release::leave;
 use crate::streams::UsingStreams;
 use crate::topic_publisher::PyTopicPublisher;
@@ -29,15 +31,15 @@ pub(crate) struct PySubscriber {
     subscriber: Exclusive<Subscriber>,
     closer: Closer,
     topic: String,
-    /// Type and shape of all messages.
-    array_type: Option<(DataType, Layout)>,
+    /// What all messages have in common.
+    message_type: Option<MessageType>,
 }
 
 impl PySubscriber {
-    pub(crate) fn new(subscriber: Subscriber, array_type: Option<(DataType, Layout)>) -> Self {
+    pub(crate) fn new(subscriber: Subscriber, message_type: Option<MessageType>) -> Self {
         let topic = subscriber.topic().to_owned();
         let closer = subscriber.closer();
-        Self { subscriber: Exclusive::new("subscriber", subscriber), closer, topic, array_type }
+        Self { subscriber: Exclusive::new("subscriber", subscriber), closer, topic, message_type }
     }
 
     fn with<T: Send>(
@@ -64,9 +66,8 @@ impl PySubscriber {
         let found = Layout::from_header(&metadata, length);
         let (data_type, layout, rest) = found
             .or_else(|| {
-                let (data_type, layout) = self.array_type.clone()?;
-                let has_length = data_type.bytes(layout.elements()) == Some(length);
-                has_length.then_some((data_type, layout, &*metadata))
+                let (data_type, layout) = self.message_type.as_ref()?.of_message(length)?;
+                Some((data_type, layout, &*metadata))
             })
             .or_else(|| Some((DataType::UINT8, Layout::contiguous(vec![length])?, &*metadata)))
             // A message is shorter than that.
@@ -84,7 +85,7 @@ impl PySubscriber {
     /// Waits for the next message. With `until_end` it raises `NoPublishers` when the last publisher
     /// has left or died, on this node and on others, and all messages were pulled; there must have
     /// been a publisher.
-    #[pyo3(signature = (*, timeout=30.0, until_end=false))]
+    #[pyo3(signature = (timeout=30.0, *, until_end=false))]
     fn pull(&self, py: Python<'_>, timeout: Option<f64>, until_end: bool) -> Result<PySample> {
         let timeout = Timeout::new(PULL, timeout)?;
         let cause = || format!("topic \"{}\" has no message", self.topic);
@@ -105,6 +106,19 @@ impl PySubscriber {
             subscriber.try_pull()
         })?;
         Ok(pulled.map(|sample| self.sample(sample)))
+    }
+
+    /// `pull` for asyncio: `await subscriber.pull_async()`. A task that is cancelled takes no message.
+    #[pyo3(signature = (timeout=30.0, *, until_end=false))]
+    fn pull_async<'py>(
+        slf: Bound<'py, Self>,
+        timeout: Option<f64>,
+        until_end: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let timeout = Timeout::new(PULL, timeout)?.seconds();
+        let py = slf.py();
+        let pull = py.import(intern!(py, "fabricast._asyncio"))?.getattr(intern!(py, "pull"))?;
+        pull.call1((slf, timeout, until_end))
     }
 
     /// An iterator of samples, also for `async for`, that ends when the last publisher has left or
@@ -136,7 +150,7 @@ impl PySubscriber {
 
     /// Waits until the topic has this many publishers; another node counts as one. Returns their
     /// number.
-    #[pyo3(signature = (count=1, *, timeout=30.0))]
+    #[pyo3(signature = (count=1, timeout=30.0))]
     fn wait_for_publishers(
         &self,
         py: Python<'_>,

@@ -4,9 +4,8 @@ use pubsub::{Topic, TopicSettings};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::data_type::DataType;
 use crate::failure::Result;
-use crate::layout::Layout;
+use crate::message_type::MessageType;
 use crate::publisher::PyPublisher;
 use crate::subscriber::PySubscriber;
 use crate::topic_publisher::PyTopicPublisher;
@@ -25,9 +24,9 @@ impl PyTopic {
         Ok(Self { settings: topic.settings()?, topic })
     }
 
-    /// Type and shape of its arrays, if all its messages have the same.
-    fn array_type(&self) -> Option<(DataType, Layout)> {
-        Layout::from_type_name(self.settings.type_name?.as_str())
+    /// What its arrays have in common; None if nothing.
+    fn message_type(&self) -> Option<MessageType> {
+        MessageType::of_name(self.settings.type_name?.as_str())
     }
 }
 
@@ -95,14 +94,14 @@ impl PyTopic {
     fn publisher(&self, py: Python<'_>) -> Result<PyPublisher> {
         let topic = self.topic.clone();
         let publisher = interruptibly(py, "create publisher", move || topic.publisher())?;
-        Ok(PyPublisher::new(publisher, self.array_type()))
+        Ok(PyPublisher::new(publisher, self.message_type()))
     }
 
     /// Creates a subscriber, which receives all messages published from now on.
     fn subscriber(&self, py: Python<'_>) -> Result<PySubscriber> {
         let topic = self.topic.clone();
         let subscriber = interruptibly(py, "create subscriber", move || topic.subscriber())?;
-        Ok(PySubscriber::new(subscriber, self.array_type()))
+        Ok(PySubscriber::new(subscriber, self.message_type()))
     }
 
     fn __repr__(&self) -> String {

@@ -36,6 +36,11 @@ impl Timeout {
         }
     }
 
+    /// The seconds; None for no timeout.
+    pub(crate) fn seconds(self) -> Option<f64> {
+        self.0.map(|timeout| timeout.as_secs_f64())
+    }
+
     pub(crate) fn is_zero(self) -> bool {
         self.0.is_some_and(|timeout| timeout.is_zero())
     }

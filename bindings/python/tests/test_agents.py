@@ -132,8 +132,8 @@ def test_errors_have_kinds(pair):
         here.get(route).wait()
     with pytest.raises(errors.NoDevice):
         fabricast.allocate((1,), device="emulated:99")
-    with pytest.raises(ValueError):
-        fabricast.allocate((0,))
+    with pytest.raises(errors.Error, match="empty"):
+        here.register(fabricast.allocate((0,)))
     there.close()
     with pytest.raises(errors.Closed, match="agent was closed"):
         there.card

@@ -103,9 +103,7 @@ def test_other_objects_are_refused(exchange):
     for refused, exception, words in [
         (object(), TypeError, "is no array"),
         ("text", TypeError, "is no array"),
-        (numpy.zeros(3, dtype=object), ValueError, 'format "O"'),
-        (numpy.zeros(3, dtype=">i4"), ValueError, 'format ">i"'),
-        (numpy.zeros(3, dtype="U4"), ValueError, "format"),
+        ((ctypes.c_wchar * 3)(), ValueError, 'format "<u"'),
     ]:
         with pytest.raises(exception, match=words):
             exchange(refused)

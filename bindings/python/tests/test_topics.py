@@ -1,6 +1,7 @@
 """Nodes, topics, publishers and subscribers."""
 
 import asyncio
+import inspect
 import os
 import pickle
 import signal
@@ -35,9 +36,8 @@ def test_typed_topics_check_type_and_shape(node, name):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"dtype": "float33", "shape": (1,)}, 'unknown dtype "float33"'),
-        ({"dtype": "int8"}, "dtype and shape belong together"),
-        ({"shape": (1,)}, "dtype and shape belong together"),
+        ({"dtype": "float33", "shape": (1,)}, "dtype='float33': NumPy and PyTorch have no such type"),
+        ({"shape": (1,)}, "shape needs dtype"),
         ({"dtype": "int8", "shape": (1,) * 17}, "at most 16 dimensions"),
         ({"dtype": "int8", "shape": (1 << 62, 4)}, "at most 16 dimensions"),
         ({"memory": "disk"}, '"disk" is not like host'),
@@ -55,7 +55,7 @@ def test_errors_have_kinds_and_the_operation(node, name):
         node.open(name, timeout=0.1)
     assert isinstance(caught.value, LookupError) and caught.value.operation
     again = pickle.loads(pickle.dumps(caught.value))
-    assert (type(again), str(again), again.operation) == (errors.NotFound, str(caught.value), caught.value.operation)
+    assert (type(again), str(again), again.operation) == (errors.NotFoundInTime, str(caught.value), caught.value.operation)
     subscriber = node.topic(name).subscriber()
     with pytest.raises(BlockingIOError):
         subscriber.pull(timeout=0)
@@ -74,15 +74,12 @@ def test_errors_have_kinds_and_the_operation(node, name):
         publisher.publish(b"")
 
 
-def test_loans_are_not_published_while_views_exist(node, name):
+def test_loans_are_published_or_given_back(node, name):
     topic = node.topic(name)
     with topic.publisher() as publisher, topic.subscriber() as subscriber:
         loan = publisher.loan((4,))
-        view = memoryview(loan.array)
-        view[:] = b"abcd"
-        with pytest.raises(BufferError, match="views"):
-            loan.publish()
-        view.release()
+        with memoryview(loan.array) as view:
+            view[:] = b"abcd"
         loan.publish(metadata=b"letters")
         sample = subscriber.pull(timeout=DEADLINE)
         assert (sample.array.tobytes(), sample.metadata) == (b"abcd", b"letters")
@@ -536,7 +533,7 @@ def test_several_tasks_wait_in_a_subscriber_until_it_is_closed(node, name):
 
 def test_signatures_have_their_defaults():
     for method in (fabricast.Publisher.publish, fabricast.Subscriber.pull, fabricast.Loan.publish, fabricast.open):
-        assert "timeout=30.0" in (method.__text_signature__ or ""), method
+        assert inspect.signature(method).parameters["timeout"].default == 30.0, method
 
 
 def test_network_that_cannot_take_effect_is_refused(tmp_path):

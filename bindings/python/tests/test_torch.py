@@ -270,6 +270,58 @@ def test_samples_are_tensors(node, name):
         assert memoryview(subscriber.pull().array).tolist() == [0, 1, 2, 3]
 
 
+def test_loans_are_assigned_from_tensors(node, name):
+    topic = node.topic(name, dtype=torch.float32, shape=(2, 3))
+    with topic.publisher() as publisher, topic.subscriber() as subscriber:
+        with publisher.loan() as loan:
+            loan.array[...] = torch.arange(6.0).reshape(2, 3)
+        assert subscriber.pull().array[1].tolist() == [3, 4, 5]
+
+
+def test_bytes_are_not_read_as_tensors_of_float32(node, name):
+    array = fabricast.allocate((2, 3), "int16")
+    with pytest.raises(Exception, match="buffer|without type"):
+        torch.asarray(array)
+    assert torch.from_dlpack(array).shape == (2, 3)
+    assert torch.frombuffer(memoryview(array), dtype=torch.int16).numel() == 6
+
+
+def test_messages_are_read_by_every_version(node, name):
+    topic = node.topic(name)
+    with topic.publisher() as publisher, topic.subscriber() as subscriber, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        publisher.publish(torch.arange(3))
+        array = subscriber.pull().array
+        try:
+            received = torch.from_dlpack(array)
+        except BufferError as error:
+            # A version that does not know read-only arrays: as the message says.
+            assert "torch.from_numpy(numpy.asarray(array))" in str(error)
+            received = torch.from_numpy(array[...])
+        assert received.tolist() == [0, 1, 2]
+
+
+def test_structures_of_tensors_are_opened_as_tensors(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    parameters = model.state_dict()
+    with fabricast.share(parameters, copy=True, directory=tmp_path) as shared:
+        opened = fabricast.torch.open(shared.token, directory=tmp_path)
+        assert list(opened) == list(parameters)
+        assert all(torch.equal(opened[name], parameters[name]) for name in parameters)
+        again = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+        again.load_state_dict(opened)
+        shared.value["0.bias"][...] = 7
+        assert opened["0.bias"].tolist() == [7, 7, 7]
+    nested = {"steps": [fabricast.torch.empty(2, 3), (1, "text")], "narrow": torch.ones(3, dtype=torch.bfloat16)}
+    with pytest.raises(errors.InvalidArgument, match="copy=True"):
+        fabricast.share(nested, directory=tmp_path)
+    nested["narrow"] = fabricast.torch.empty(3, dtype=torch.bfloat16)
+    with fabricast.share(nested, directory=tmp_path) as shared:
+        opened = fabricast.torch.open(shared.token, directory=tmp_path)
+        opened["narrow"].fill_(2)
+        assert nested["narrow"].tolist() == [2, 2, 2] and opened["steps"][1] == (1, "text")
+
+
 def test_tensors_are_pickled_by_torch_without_install():
     assert torch.equal(pickle.loads(pickle.dumps(torch.ones(3))), torch.ones(3))
 

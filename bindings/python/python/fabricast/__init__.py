@@ -16,8 +16,9 @@ Processes of a node share messages of topics, each of which is stored once:
 """
 
 import json as _json
+from typing import Any as _Any
 
-from fabricast import errors
+from fabricast import errors, events
 from fabricast._native import (
     Agent,
     AgentEvent,
@@ -41,12 +42,14 @@ from fabricast._native import (
     _paths,
     allocate,
     card_info,
-    open,
-    share,
 )
 from fabricast._log import forward_log
+from fabricast._sharing import open as open
+from fabricast._sharing import share
+from fabricast._wait import wait
 from fabricast.errors import Error
 
+# Without "open": `from fabricast import *` leaves that of Python.
 __all__ = [
     "Agent",
     "AgentEvent",
@@ -70,38 +73,42 @@ __all__ = [
     "allocate",
     "card_info",
     "errors",
+    "events",
     "forward_log",
     "info",
-    "open",
     "paths",
     "report",
     "share",
+    "wait",
 ]
 
 
-def info() -> dict:
+def info() -> dict[str, _Any]:
     """Devices and providers of this machine, and why others are missing. Opens the devices.
 
     >>> import fabricast
     >>> [device["name"] for device in fabricast.info()["devices"] if device["name"] == "emulated:0"]
     ['emulated:0']
     """
-    return _json.loads(_info())
+    found: dict[str, _Any] = _json.loads(_info())
+    return found
 
 
-def paths(policy: str = "") -> list[dict]:
+def paths(policy: str = "") -> list[dict[str, _Any]]:
     """The path of each typical situation, with the reasons against the others.
 
     >>> import fabricast
     >>> fabricast.paths()[1]["path"]
     'cuda-ipc'
     """
-    return _json.loads(_paths(policy))
+    found: list[dict[str, _Any]] = _json.loads(_paths(policy))
+    return found
 
 
-def report(node: Node) -> list[dict]:
+def report(node: Node) -> list[dict[str, _Any]]:
     """Topics, publishers, subscribers and peers of the node, each a dictionary.
 
     The keys are those of `fabricast topics --json`.
     """
-    return _json.loads(node._report())
+    found: list[dict[str, _Any]] = _json.loads(node._report())
+    return found

@@ -15,7 +15,7 @@ class Error(Exception):
         super().__init__(text)
         self.operation = operation
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type["Error"], tuple[str, str]]:
         return type(self), (str(self), self.operation)
 
 
@@ -55,12 +55,16 @@ class TooManySamples(TooMany):
     """The subscriber holds as many samples as a topic that drops messages allows."""
 
 
-class WouldBlock(Error, BlockingIOError):
-    """There was no message, or no room, and ``timeout=0`` did not wait."""
-
-
 class DeadlineExceeded(Error, TimeoutError):
     """The deadline passed; the text names what was waited for."""
+
+
+class NotFoundInTime(NotFound, DeadlineExceeded):
+    """There was no such topic, or no memory shared under the name, until the timeout."""
+
+
+class WouldBlock(DeadlineExceeded, BlockingIOError):
+    """There was no message, or no room, and ``timeout=0`` did not wait."""
 
 
 class Evicted(Error):
@@ -156,6 +160,10 @@ class Unavailable(Error):
 
 class WrongMemory(Error):
     """The memory is not the one that was described."""
+
+
+class CopyWarning(UserWarning):
+    """A loan was copied, since views of its array exist that could write to the published message."""
 
 
 class OutOfMemory(Error, MemoryError):

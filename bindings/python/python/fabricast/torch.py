@@ -29,6 +29,7 @@ import fabricast as _fabricast
 from fabricast import _native
 from fabricast.errors import DeadlineExceeded, InvalidArgument, Malformed, NoDevice, NotSupported
 
+# Without "open": `from fabricast.torch import *` leaves that of Python.
 __all__ = ["empty", "install", "load", "pool", "pool_statistics", "recv", "send", "token", "trim_pool"]
 
 _MAGIC = b"FT\x01"
@@ -161,6 +162,31 @@ def _empty(body, dimensions, dtype, device):
         raise Malformed("receive tensor failed: an empty tensor has elements", "receive tensor")
     place = "cpu" if device < 0 else f"cuda:{min(device, _torch.cuda.device_count() - 1)}"
     return _torch.empty_strided(shape, strides, dtype=dtype, device=place)
+
+
+def open(token, **options):
+    """What `fabricast.open` opens, with tensors instead of arrays: also of a structure, such as a `state_dict`.
+
+    >>> import tempfile
+    >>> import torch
+    >>> import fabricast.torch
+    >>> directory = tempfile.TemporaryDirectory()
+    >>> parameters = torch.nn.Linear(2, 2).state_dict()
+    >>> with fabricast.share(parameters, copy=True, name="model", directory=directory.name):
+    ...     opened = fabricast.torch.open("model", directory=directory.name)
+    >>> torch.equal(opened["bias"], parameters["bias"])
+    True
+    >>> directory.cleanup()
+    """
+    return _tensors(_fabricast.open(token, **options))
+
+
+def _tensors(found):
+    if isinstance(found, dict):
+        return {key: _tensors(it) for key, it in found.items()}
+    if isinstance(found, (list, tuple)):
+        return type(found)(_tensors(it) for it in found)
+    return _torch.from_dlpack(found) if isinstance(found, _fabricast.Array) else found
 
 
 def _is_rank(other):

@@ -3,7 +3,7 @@ from multiprocessing.connection import Connection
 from os import PathLike
 from socket import socket
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -18,6 +18,15 @@ def send(tensor: torch.Tensor, to: Connection | socket | int, *, directory: _Dir
 def recv(
     frm: Connection | socket | int, *, timeout: float | None = 30.0, directory: _Directory = None
 ) -> torch.Tensor: ...
+# Any: a tensor, or a structure of tensors.
+def open(
+    token: bytes | bytearray | memoryview | str,
+    *,
+    device: str | None = None,
+    timeout: float | None = 30.0,
+    directory: _Directory = None,
+    owner: str | int | None = None,
+) -> Any: ...
 def empty(
     *shape: int | Sequence[int], dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
 ) -> torch.Tensor: ...

@@ -251,14 +251,14 @@ impl PyAgent {
 
     /// Withdraws a region, and waits until peers have completed all operations with it. Then its
     /// memory can be reused.
-    #[pyo3(signature = (region, *, timeout=30.0))]
+    #[pyo3(signature = (region, timeout=30.0))]
     fn withdraw(&self, py: Python<'_>, region: &PyRegion, timeout: Option<f64>) -> Result<()> {
         let region = region.get("withdraw region")?;
         self.call(py, "withdraw region", timeout, move |agent, left| agent.withdraw(&region, left))
     }
 
     /// Connects to another agent by its card. Returns the number of the peer.
-    #[pyo3(signature = (card, *, timeout=30.0))]
+    #[pyo3(signature = (card, timeout=30.0))]
     fn connect(&self, py: Python<'_>, card: Vec<u8>, timeout: Option<f64>) -> Result<u32> {
         let peer =
             self.call(py, CONNECT, timeout, move |agent, left| agent.connect(&card, left))?;
@@ -266,14 +266,14 @@ impl PyAgent {
     }
 
     /// Disconnects from a peer, when operations with it have completed.
-    #[pyo3(signature = (peer, *, timeout=30.0))]
+    #[pyo3(signature = (peer, timeout=30.0))]
     fn disconnect(&self, py: Python<'_>, peer: u32, timeout: Option<f64>) -> Result<()> {
         let operation = "disconnect from agent";
         self.call(py, operation, timeout, move |agent, left| agent.disconnect(peer_of(peer), left))
     }
 
     /// Joins a region with one that the peer published by name.
-    #[pyo3(signature = (peer, name, region, *, timeout=30.0))]
+    #[pyo3(signature = (peer, name, region, timeout=30.0))]
     fn route_to(
         &self,
         py: Python<'_>,
@@ -438,7 +438,7 @@ impl PyAgent {
     }
 
     /// Waits until all operations with a peer are complete.
-    #[pyo3(signature = (peer, *, timeout=30.0))]
+    #[pyo3(signature = (peer, timeout=30.0))]
     fn flush(&self, py: Python<'_>, peer: u32, timeout: Option<f64>) -> Result<()> {
         let operation = "flush";
         let cause = || "operations are in flight".to_owned();
@@ -453,7 +453,7 @@ impl PyAgent {
     }
 
     /// Waits for the next event; None after the timeout.
-    #[pyo3(signature = (*, timeout=30.0))]
+    #[pyo3(signature = (timeout=30.0))]
     fn next_event(&self, py: Python<'_>, timeout: Option<f64>) -> Result<Option<PyAgentEvent>> {
         let cause = || "no event".to_owned();
         let event = wait(py, EVENT, Timeout::new(EVENT, timeout)?, cause, |slice| {
@@ -467,7 +467,7 @@ impl PyAgent {
     }
 
     /// Ends it: completes its operations, and waits until peers do not use its memory any more.
-    #[pyo3(signature = (*, timeout=30.0))]
+    #[pyo3(signature = (timeout=30.0))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> Result<()> {
         let timeout = Timeout::new("close agent", timeout)?.or(LONGEST_CALL);
         let Access::Own(own) = &*self.agent else {

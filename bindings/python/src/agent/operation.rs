@@ -41,7 +41,7 @@ impl PyOperation {
 #[pymethods]
 impl PyOperation {
     /// Waits until it is complete. Returns the number of bytes.
-    #[pyo3(signature = (*, timeout=30.0))]
+    #[pyo3(signature = (timeout=30.0))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> Result<u64> {
         let cause = || "it is in flight".to_owned();
         wait(py, WAIT, Timeout::new(WAIT, timeout)?, cause, |slice| {
@@ -81,7 +81,7 @@ impl PyOperation {
 
     /// Later work on a stream waits for the data of the operation. The call waits only until the
     /// operation has begun.
-    #[pyo3(signature = (stream, *, timeout=30.0))]
+    #[pyo3(signature = (stream, timeout=30.0))]
     fn delay_stream(
         &self,
         py: Python<'_>,

@@ -2,7 +2,7 @@
 
 use gpu::DeviceName;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyTuple};
 use transfer::{Buffer, Region, Route};
 
 use crate::closable::Closable;
@@ -71,6 +71,15 @@ impl PyRegion {
     fn close(&self, py: Python<'_>) {
         let region = self.region.close();
         py.detach(move || drop(region));
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.close(py);
     }
 }
 

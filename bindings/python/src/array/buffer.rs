@@ -38,6 +38,13 @@ pub(super) unsafe fn fill(
     if !array.layout.is_contiguous() && !is_strided {
         return refused("the array is strided: copy it, or use a consumer of strided buffers");
     }
+    let is_bytes = array.data_type.item_size() == Some(1) && array.layout.shape().len() == 1;
+    if !is_bytes && !wants(ffi::PyBUF_ND) && !wants(ffi::PyBUF_FORMAT) {
+        return refused(
+            "the consumer asks for bytes without type and shape, as torch.asarray does. Use \
+             torch.from_dlpack(array) for a tensor, memoryview(array) for the bytes",
+        );
+    }
     let (Some(item_size), Some(format)) =
         (array.data_type.item_size(), array.data_type.buffer_format())
     else {

@@ -255,6 +255,9 @@ pub(super) fn export<'py>(
     is_copied: bool,
     max_version: Option<(u32, u32)>,
 ) -> PyResult<Bound<'py, PyAny>> {
+    if array.data_type.structured().is_some() {
+        return Err(PyBufferError::new_err("DLPack has no records. Use numpy.asarray(array)"));
+    }
     if max_version.is_some_and(|(major, _)| major >= 1) {
         let read_only = if array.is_read_only { READ_ONLY } else { 0 };
         let copied = if is_copied { IS_COPIED } else { 0 };
@@ -268,7 +271,7 @@ pub(super) fn export<'py>(
     }
     if array.is_read_only {
         let cause = "the array is read-only, which this consumer's version of DLPack cannot express. \
-                     Use copy=True, a newer version of the library, or numpy.asarray";
+                     Use torch.from_numpy(numpy.asarray(array)), a PyTorch that knows DLPack 1, or a copy";
         return Err(PyBufferError::new_err(cause));
     }
     capsule(py, array, |raw| Unversioned {

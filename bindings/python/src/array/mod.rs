@@ -13,9 +13,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use gpu::{DeviceName, Implementation};
+use pyo3::basic::CompareOp;
+use pyo3::call::PyCallArgs;
 use pyo3::exceptions::{PyAttributeError, PyBufferError};
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyIterator, PyString, PyTuple};
 
 use crate::data_type::DataType;
 use crate::failure::{Failure, Result};
@@ -56,8 +59,20 @@ pub(crate) trait Owner: fmt::Debug + Send + Sync {
 /// An array in memory of a message or a shared buffer. NumPy, PyTorch, CuPy and JAX read
 /// it in place: `numpy.asarray(array)`, `torch.from_dlpack(array)`.
 ///
+/// An index returns what NumPy returns, a view or an element, and an assignment writes the memory:
+/// `array[...] = 0`. For memory of a CUDA device PyTorch or CuPy does that, if it was imported.
+///
 /// The memory stays as long as the array or one of its views exists.
-#[pyclass(frozen, module = "fabricast")]
+///
+/// >>> import fabricast
+/// >>> weights = fabricast.allocate((2, 3), "float32")
+/// >>> weights[1] = [1, 2, 3]
+/// >>> weights
+/// fabricast.Array([[0., 0., 0.],
+///                  [1., 2., 3.]], dtype=float32)
+/// >>> weights[1].sum()
+/// np.float32(6.0)
+#[pyclass(frozen, weakref, module = "fabricast")]
 #[derive(Debug)]
 pub(crate) struct Array {
     address: u64,
@@ -97,6 +112,18 @@ impl Array {
     /// The memory, if it can be registered as it is.
     pub(crate) fn buffer(&self) -> Option<transfer::Buffer> {
         self.owner.buffer()
+    }
+
+    /// Does it have all bytes of this memory?
+    pub(crate) fn is_all_of(&self, address: u64, length: u64) -> bool {
+        self.address == address && self.length() as u64 == length
+    }
+
+    /// Where this many bytes of the host can be written; None if the array has not this length.
+    pub(crate) fn writable_host_bytes(&self, length: u64) -> Option<u64> {
+        let is_writable = !self.is_read_only && self.cuda_device().is_none();
+        (is_writable && self.layout.is_contiguous() && self.length() as u64 == length)
+            .then_some(self.address)
     }
 
     fn length(&self) -> usize {
@@ -140,12 +167,16 @@ impl Array {
         })
     }
 
-    /// What both array interfaces have in common.
-    fn interface<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyDict>> {
-        let Some(type_name) = self.data_type.array_interface() else {
+    /// The type of the elements in array interfaces.
+    fn interface_type(&self, name: &str) -> PyResult<&'static str> {
+        self.data_type.array_interface().ok_or_else(|| {
             let cause = format!("{} has no {name}. Use DLPack", self.data_type);
-            return Err(PyAttributeError::new_err(cause));
-        };
+            PyAttributeError::new_err(cause)
+        })
+    }
+
+    /// What both array interfaces have in common.
+    fn interface<'py>(&self, py: Python<'py>, type_name: &str) -> PyResult<Bound<'py, PyDict>> {
         let interface = PyDict::new(py);
         interface.set_item("shape", PyTuple::new(py, self.layout.shape())?)?;
         interface.set_item("typestr", type_name)?;
@@ -162,6 +193,16 @@ impl Array {
     }
 }
 
+/// Calls a function of `fabricast._array`: what NumPy does with an array.
+fn as_numpy_does<'py>(
+    array: &Bound<'py, Array>,
+    function: &Bound<'py, PyString>,
+    arguments: impl PyCallArgs<'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = array.py();
+    py.import(intern!(py, "fabricast._array"))?.call_method1(function, arguments)
+}
+
 #[pymethods]
 impl Array {
     /// Extents of the dimensions.
@@ -170,10 +211,11 @@ impl Array {
         PyTuple::new(py, self.layout.shape())
     }
 
-    /// Type of the elements, such as `"float32"` or `"bfloat16"`.
+    /// Type of the elements: that of NumPy, or of `ml_dtypes` for bfloat16 and narrower numbers; the
+    /// name, such as `"bfloat16"`, if that package is not installed.
     #[getter]
-    fn dtype(&self) -> String {
-        self.data_type.to_string()
+    fn dtype<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        as_numpy_does(slf, intern!(slf.py(), "dtype_of"), (slf.get().data_type.to_string(),))
     }
 
     /// Distance between neighbours in each dimension, in bytes.
@@ -188,6 +230,12 @@ impl Array {
     #[getter]
     fn ndim(&self) -> usize {
         self.layout.shape().len()
+    }
+
+    /// Number of elements.
+    #[getter]
+    fn size(&self) -> u64 {
+        self.layout.elements()
     }
 
     /// Length in bytes.
@@ -221,13 +269,159 @@ impl Array {
         }
     }
 
-    fn __repr__(&self) -> String {
-        let access = if self.is_read_only { ", read-only" } else { "" };
-        format!(
-            "<fabricast.Array {} on {}{access}>",
-            self.layout.type_name(self.data_type),
-            self.device()
-        )
+    fn __repr__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let array = slf.get();
+        let access = if array.is_read_only { ", read-only" } else { "" };
+        let kind = array.layout.type_name(array.data_type);
+        let short = format!("<fabricast.Array {kind} on {}{access}>", array.device());
+        as_numpy_does(slf, intern!(slf.py(), "represent"), (slf, short))
+    }
+
+    /// The array of NumPy in the same memory. Types of less than a byte are copied, since NumPy has
+    /// an element in each byte: such a copy is read-only.
+    #[pyo3(signature = (dtype=None, copy=None))]
+    fn __array__<'py>(
+        slf: &Bound<'py, Self>,
+        dtype: Option<Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        as_numpy_does(slf, intern!(slf.py(), "as_numpy"), (slf, dtype, copy))
+    }
+
+    /// A one-dimensional array of Arrow in the same memory.
+    #[pyo3(signature = (r#type=None))]
+    fn __arrow_array__<'py>(
+        slf: &Bound<'py, Self>,
+        r#type: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        as_numpy_does(slf, intern!(slf.py(), "as_arrow"), (slf, r#type))
+    }
+
+    fn __getitem__<'py>(
+        slf: &Bound<'py, Self>,
+        key: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        as_numpy_does(slf, intern!(slf.py(), "item"), (slf, key))
+    }
+
+    fn __setitem__<'py>(
+        slf: &Bound<'py, Self>,
+        key: &Bound<'py, PyAny>,
+        value: &Bound<'py, PyAny>,
+    ) -> PyResult<()> {
+        as_numpy_does(slf, intern!(slf.py(), "set_item"), (slf, key, value)).map(drop)
+    }
+
+    fn __iter__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyIterator>> {
+        as_numpy_does(slf, intern!(slf.py(), "view"), (slf,))?.try_iter()
+    }
+
+    fn __contains__<'py>(slf: &Bound<'py, Self>, value: &Bound<'py, PyAny>) -> PyResult<bool> {
+        as_numpy_does(slf, intern!(slf.py(), "view"), (slf,))?.contains(value)
+    }
+
+    /// Compares the elements, as NumPy does.
+    fn __richcmp__<'py>(
+        slf: &Bound<'py, Self>,
+        other: &Bound<'py, PyAny>,
+        operation: CompareOp,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let view = intern!(slf.py(), "view");
+        let own = as_numpy_does(slf, view, (slf,))?;
+        match other.cast::<Self>() {
+            Ok(other) => own.rich_compare(as_numpy_does(other, view, (other,))?, operation),
+            Err(_) => own.rich_compare(other, operation),
+        }
+    }
+
+    fn __bool__(slf: &Bound<'_, Self>) -> PyResult<bool> {
+        as_numpy_does(slf, intern!(slf.py(), "view"), (slf,))?.is_truthy()
+    }
+
+    fn __float__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        as_numpy_does(slf, intern!(slf.py(), "number"), (slf, "float"))
+    }
+
+    fn __int__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        as_numpy_does(slf, intern!(slf.py(), "number"), (slf, "int"))
+    }
+
+    /// A copy in memory of the host.
+    fn __copy__(&self, py: Python<'_>) -> Result<Self> {
+        if self.cuda_device().is_some() {
+            let cause = format!("the memory is on {}: copy it with the framework", self.device());
+            return Err(Failure::invalid("copy array", cause));
+        }
+        self.copy(py)
+    }
+
+    fn __deepcopy__(&self, py: Python<'_>, _memo: &Bound<'_, PyAny>) -> Result<Self> {
+        self.__copy__(py)
+    }
+
+    /// The array for one other process of this machine, which then has the same memory; a copy of a
+    /// message of the host.
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        as_numpy_does(slf, intern!(slf.py(), "reduce"), (slf,))
+    }
+
+    /// Address of the first element.
+    #[getter]
+    fn _address(&self) -> u64 {
+        self.address
+    }
+
+    /// Name of the type of the elements, and the bits of one if that is no record.
+    #[getter]
+    fn _type(&self) -> (String, Option<u8>) {
+        (self.data_type.to_string(), self.data_type.element_bits())
+    }
+
+    /// The array interface with a type of NumPy whose elements have the same bytes; for elements of
+    /// less than a byte that of all bytes.
+    fn _raw_interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        match self.data_type.raw_interface() {
+            Some(type_name) => self.interface(py, &type_name),
+            None => {
+                let interface = self.interface(py, "|u1")?;
+                interface.set_item("shape", (self.length(),))?;
+                Ok(interface)
+            }
+        }
+    }
+
+    /// A part of the memory from this byte on, as an array of another type.
+    fn _part(
+        &self,
+        offset: u64,
+        dtype: &str,
+        shape: Vec<u64>,
+        strides: Option<Vec<i64>>,
+    ) -> Result<Self> {
+        const OPERATION: &str = "access part of array";
+        let outside = || {
+            let cause = format!("{dtype} {shape:?} at byte {offset} of {} bytes", self.length());
+            Failure::new("Malformed", OPERATION, cause)
+        };
+        let data_type = DataType::parse(dtype).ok_or_else(outside)?;
+        let layout = match strides {
+            Some(strides) => Layout::strided(shape.clone(), strides),
+            None => Layout::contiguous(shape.clone()),
+        };
+        let layout = layout.filter(|_| self.layout.is_contiguous()).ok_or_else(outside)?;
+        let (first, length) = layout.extent(data_type).ok_or_else(outside)?;
+        let start = offset.checked_add_signed(first).ok_or_else(outside)?;
+        if start.checked_add(length).is_none_or(|end| end > self.length() as u64) {
+            return Err(outside());
+        }
+        Ok(Self {
+            address: self.address + offset,
+            data_type,
+            layout,
+            device: self.device,
+            is_read_only: self.is_read_only,
+            owner: Arc::clone(&self.owner),
+        })
     }
 
     #[getter]
@@ -236,7 +430,7 @@ impl Array {
             let cause = format!("the memory is on {}, see __cuda_array_interface__", self.device());
             return Err(PyAttributeError::new_err(cause));
         }
-        self.interface(py, "__array_interface__")
+        self.interface(py, self.interface_type("__array_interface__")?)
     }
 
     #[getter]
@@ -245,7 +439,7 @@ impl Array {
             let cause = format!("the memory is on {}, see __array_interface__", self.device());
             return Err(PyAttributeError::new_err(cause));
         }
-        let interface = self.interface(py, "__cuda_array_interface__")?;
+        let interface = self.interface(py, self.interface_type("__cuda_array_interface__")?)?;
         // It is complete: no stream has to be waited for.
         interface.set_item("stream", py.None())?;
         self.owner.used_by(0);
@@ -323,19 +517,4 @@ impl Array {
         // SAFETY: filled by `fill`.
         unsafe { buffer::release(view) }
     }
-}
-
-/// The type of elements that a caller names: by text, or by the type object of a library.
-pub(crate) fn data_type_of(operation: &'static str, name: &Bound<'_, PyAny>) -> Result<DataType> {
-    // The scalar types of NumPy are classes.
-    let text = match name.getattr("__name__") {
-        Ok(text) => text.to_string(),
-        Err(_) => name.str()?.to_string(),
-    };
-    DataType::parse(&text).ok_or_else(|| {
-        let cause = format!(
-            "unknown dtype \"{text}\". Names are those of NumPy and PyTorch: float32, bfloat16"
-        );
-        Failure::invalid(operation, cause)
-    })
 }

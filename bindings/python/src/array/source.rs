@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use super::{Array, dlpack};
+use crate::arguments::data_type_of;
 use crate::data_type::DataType;
 use crate::failure::{Failure, Result};
 use crate::layout::Layout;
@@ -62,7 +63,10 @@ impl Source {
         }
         // SAFETY: an object of Python, with its lock held.
         if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
-            return Self::of_buffer(operation, object);
+            return match Self::of_buffer(operation, object)? {
+                Some(found) => Ok(found),
+                None => Self::of_interface(operation, object, "__array_interface__", false),
+            };
         }
         if object.hasattr("__dlpack__")? {
             return Self::of_dlpack(operation, object);
@@ -71,6 +75,13 @@ impl Source {
         {
             if object.hasattr(name)? {
                 return Self::of_interface(operation, object, name, is_cuda);
+            }
+        }
+        // Of pandas, xarray, …: NumPy reads it, in place if it can.
+        if object.hasattr("__array__")? {
+            let read = object.py().import("numpy")?.call_method1("asarray", (object,))?;
+            if !read.is(object) {
+                return Self::of(operation, &read);
             }
         }
         let cause = format!(
@@ -94,13 +105,17 @@ impl Source {
         }
     }
 
-    fn of_buffer(operation: &'static str, object: &Bound<'_, PyAny>) -> Result<Self> {
+    /// None if its elements are none of a buffer, or of those that arrays have here, but the object
+    /// has an array interface, which tells more.
+    fn of_buffer(operation: &'static str, object: &Bound<'_, PyAny>) -> Result<Option<Self>> {
         let mut view = Box::new(ffi::Py_buffer::new());
         let flags = ffi::PyBUF_FULL_RO;
         // SAFETY: the view is released with the keeper, which exists only after a success.
         let code = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, flags) };
         if code != 0 {
-            return Err(PyErr::fetch(object.py()).into());
+            let error = PyErr::fetch(object.py());
+            let is_known = object.hasattr("__array_interface__").unwrap_or(false);
+            return if is_known { Ok(None) } else { Err(error.into()) };
         }
         let keeper = Keeper::Buffer(view);
         let Keeper::Buffer(view) = &keeper else { unreachable!("made above") };
@@ -110,12 +125,17 @@ impl Source {
             false => unsafe { CStr::from_ptr(view.format) },
         };
         let format = format.to_string_lossy();
-        let data_type =
-            DataType::from_buffer(&format, view.itemsize as usize).ok_or_else(|| {
-                let cause =
-                    format!("its elements have the format \"{format}\", which no message has");
-                Failure::invalid(operation, cause)
-            })?;
+        let data_type = match DataType::from_buffer(&format, view.itemsize as usize) {
+            Some(data_type) => data_type,
+            None if object.hasattr("__array_interface__")? => return Ok(None),
+            None => {
+                let cause = format!(
+                    "its elements have the format \"{format}\", which no array of the library has: \
+                     convert them"
+                );
+                return Err(Failure::invalid(operation, cause));
+            }
+        };
         let dimensions = usize::try_from(view.ndim).unwrap_or(0);
         let sizes = |start: *mut isize| match start.is_null() {
             true => None,
@@ -139,14 +159,14 @@ impl Source {
             Some(strides) => Some(in_elements(operation, strides, view.itemsize)?),
             None => None,
         };
-        Ok(Self {
+        Ok(Some(Self {
             address: view.buf.expose_provenance() as u64,
             data_type,
             layout: layout_of(operation, shape, strides)?,
             cuda_device: None,
             is_read_only: view.readonly != 0,
             _keeper: keeper,
-        })
+        }))
     }
 
     fn of_dlpack(operation: &'static str, object: &Bound<'_, PyAny>) -> Result<Self> {
@@ -208,10 +228,25 @@ impl Source {
             interface.get_item(field)?.ok_or_else(missing)
         };
         let type_name: String = field("typestr")?.extract()?;
-        let data_type = DataType::parse(&type_name).ok_or_else(|| {
-            let cause = format!("its elements have the type \"{type_name}\", which no message has");
-            Failure::invalid(operation, cause)
-        })?;
+        let data_type = match (DataType::parse(&type_name), object.getattr_opt("dtype")?) {
+            (Some(data_type), _) => data_type,
+            // Of records, of `ml_dtypes`, or of none of the library's types.
+            (None, Some(dtype)) => data_type_of(operation, &dtype)?,
+            (None, None) => {
+                let cause = format!(
+                    "its elements have the type \"{type_name}\", which no array of the library has: \
+                     convert them"
+                );
+                return Err(Failure::invalid(operation, cause));
+            }
+        };
+        if data_type.item_size().is_none() {
+            let cause = format!(
+                "NumPy has an element of {data_type} in each byte, a message several. Write them to a \
+                 loan, which packs them: loan.array[...] = array"
+            );
+            return Err(Failure::invalid(operation, cause));
+        }
         let shape: Vec<u64> = field("shape")?.extract()?;
         let data = field("data")?;
         let Ok((address, is_read_only)) = data.extract::<(u64, bool)>() else {
