@@ -173,7 +173,12 @@ impl PySubscriber {
         self.with(py, operation, |subscriber| Ok(subscriber.descriptor()?.as_raw_fd()))
     }
 
-    /// The next event that is no message, as a dictionary; None without one.
+    /// May there be a message, or an event?
+    fn _is_ready(&self, py: Python<'_>) -> Result<bool> {
+        self.with(py, "wait for subscriber", |subscriber| Ok(subscriber.is_ready()))
+    }
+
+    /// The next event that is no message, as a dictionary of `fabricast.events`; None without one.
     fn poll_event<'py>(&self, py: Python<'py>) -> Result<Option<Bound<'py, PyDict>>> {
         let event =
             self.with(py, "poll event of subscriber", |subscriber| Ok(subscriber.poll_event()))?;

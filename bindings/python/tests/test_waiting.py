@@ -31,6 +31,11 @@ def test_a_wait_returns_the_subscribers_with_messages(node, name):
     assert fabricast.wait(subscribers, DEADLINE) == [subscribers[0], subscribers[2]]
     for number in (0, 2):
         assert subscribers[number].pull(DEADLINE).array.tobytes() == b"%d" % number
+    # A message is seen at once, without the thread that makes descriptors readable.
+    for number in range(100):
+        publishers[number % 3].publish(b"again")
+        assert subscribers[number % 3] in fabricast.wait(subscribers, 0)
+        assert subscribers[number % 3].pull(0).array.tobytes() == b"again"
     threading.Timer(0.1, lambda: publishers[1].publish(b"1")).start()
     ready = []
     while not ready:

@@ -224,6 +224,29 @@ impl Subscriber {
         Ok(poll_descriptor)
     }
 
+    /// True if [`try_pull`](Self::try_pull) may find a message, or [`poll_event`](Self::poll_event) an
+    /// event. A message is seen at once; the descriptor becomes readable for it a little later.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pubsub::{Node, NodeOptions, TopicSettings};
+    /// # let directory = testkit::temp_dir::TempDir::new("fabricast-doc-ready");
+    /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
+    /// let topic = node.topic("weather", &TopicSettings::default())?;
+    /// let subscriber = topic.subscriber()?;
+    /// assert!(!subscriber.is_ready());
+    /// topic.publisher()?.push(b"rain", Duration::from_secs(5))?;
+    /// assert!(subscriber.is_ready());
+    /// # Ok::<(), pubsub::Error>(())
+    /// ```
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.is_readable()
+            || self.lookahead.iter().any(Option::is_some)
+            || self.shared.has_more()
+            || self.pending_events().is_some()
+    }
+
     #[inline]
     pub(super) fn is_readable(&self) -> bool {
         self.poll_descriptor.get().is_some_and(|poll_descriptor| poll_descriptor.flag.is_raised())

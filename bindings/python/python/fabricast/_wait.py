@@ -26,16 +26,13 @@ def wait(subscribers: Sequence[Subscriber], timeout: float | None = 30.0) -> lis
     >>> directory.cleanup()
     """
     end = None if timeout is None else time.monotonic() + timeout
+    poll = select.poll()
+    for subscriber in subscribers:
+        poll.register(subscriber.fileno(), select.POLLIN)
     while True:
-        poll = select.poll()
-        by_descriptor: dict[int, list[int]] = {}
-        for index, subscriber in enumerate(subscribers):
-            # Raises Closed for one that was closed.
-            descriptor = subscriber.fileno()
-            by_descriptor.setdefault(descriptor, []).append(index)
-            poll.register(descriptor, select.POLLIN)
+        # Raises Closed for one that was closed.
+        ready = [subscriber for subscriber in subscribers if subscriber._is_ready()]
         left = _PAUSE if end is None else min(_PAUSE, end - time.monotonic())
-        found = poll.poll(max(0, left) * 1000)
-        ready = sorted(index for descriptor, _ in found for index in by_descriptor[descriptor])
-        if ready or (end is not None and time.monotonic() >= end):
-            return [subscribers[index] for index in ready]
+        if ready or left <= 0:
+            return ready
+        poll.poll(left * 1000)

@@ -63,10 +63,15 @@ impl Source {
         }
         // SAFETY: an object of Python, with its lock held.
         if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
-            return match Self::of_buffer(operation, object)? {
-                Some(found) => Ok(found),
-                None => Self::of_interface(operation, object, "__array_interface__", false),
-            };
+            match Self::of_buffer(operation, object) {
+                Ok(Some(found)) => return Ok(found),
+                Ok(None) => {
+                    return Self::of_interface(operation, object, "__array_interface__", false);
+                }
+                // Of JAX: memory of a device has no buffer.
+                Err(Failure::Python(_)) if object.hasattr("__dlpack__")? => {}
+                Err(failure) => return Err(failure),
+            }
         }
         if object.hasattr("__dlpack__")? {
             return Self::of_dlpack(operation, object);
