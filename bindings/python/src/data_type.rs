@@ -105,6 +105,11 @@ impl DataType {
         Some(Self { code: known.code, bits: known.bits, lanes })
     }
 
+    /// Records, by the description in a message.
+    pub(crate) fn received_records(text: &str) -> Option<Self> {
+        Structured::received(text).map(Self::of_records)
+    }
+
     /// Is it the code of records, in the header of a message?
     pub(crate) fn is_of_records(code: u8) -> bool {
         code == code::STRUCTURED

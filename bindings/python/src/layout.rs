@@ -90,8 +90,10 @@ impl Layout {
     /// The bytes that it reaches, from the first element on: offset and length. None beyond all
     /// addresses, or for elements that share bytes in an array with gaps.
     pub(crate) fn extent(&self, data_type: DataType) -> Option<(i64, u64)> {
+        // Also the length without gaps: with strides of 0 it is more than the bytes reached.
+        let length = data_type.bytes(self.elements())?;
         if self.is_contiguous() {
-            return Some((0, data_type.bytes(self.elements())?));
+            return Some((0, length));
         }
         let item = i64::try_from(data_type.item_size()?).ok()?;
         let (low, high) = self.range()?;
@@ -126,7 +128,7 @@ impl Layout {
         let (data_type, rest) = match DataType::is_of_records(code) {
             true => {
                 let (description, rest) = rest.split_at_checked(usize::from(lanes))?;
-                (DataType::parse(std::str::from_utf8(description).ok()?)?, rest)
+                (DataType::received_records(std::str::from_utf8(description).ok()?)?, rest)
             }
             false => (DataType::from_codes(code, bits, lanes)?, rest),
         };

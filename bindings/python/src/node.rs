@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ipc::WaitStrategy;
-use pubsub::{Node, ServiceMode, Settings, TopicSettings};
+use pubsub::{Node, ServiceMode, Settings, TopicSettings, TypeName};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -194,7 +194,17 @@ impl PyNode {
                     }
                     None => None,
                 };
-                settings.type_name = Some(MessageType::new(data_type, layout).name().parse()?);
+                let name = MessageType::new(data_type, layout).name();
+                if name.len() > TypeName::MAX_LEN {
+                    let cause = format!(
+                        "the type {name} has a name of {} bytes, {} are the maximum: give the fields \
+                         shorter names, or leave dtype to each message",
+                        name.len(),
+                        TypeName::MAX_LEN
+                    );
+                    return Err(Failure::invalid(OPEN, cause));
+                }
+                settings.type_name = Some(name.parse()?);
             }
             (None, Some(_)) => {
                 return Err(Failure::invalid(OPEN, "shape needs dtype, such as dtype=\"float32\""));

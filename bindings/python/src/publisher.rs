@@ -85,8 +85,8 @@ fn header(
                 metadata.len()
             ),
             None => format!(
-                "type and shape take {own} bytes of the {MAX_METADATA} of metadata: give the topic \
-                 dtype and shape"
+                "type and shape take {own} bytes, and {MAX_METADATA} are the maximum: give the topic \
+                 dtype and shape, or the fields shorter names"
             ),
         };
         return Err(Failure::invalid(PUBLISH, cause));
@@ -266,6 +266,21 @@ impl PyPublisher {
         publish(py, &mut Some(loan), &UsingStreams::default(), timeout)
     }
 
+    /// A loan that has a copy of an array; `WouldBlock` without room.
+    fn _loan_copy(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> Result<PyLoan> {
+        let source = Source::of(PUBLISH, array)?;
+        let (data_type, shape) = (source.data_type(), source.layout().shape().to_vec());
+        let (layout, _) = contiguous(PUBLISH, data_type, shape)?;
+        header(self.message_type.as_ref(), (data_type, &layout), &[])?;
+        let mut loan = self.borrow(py, source.length(), Timeout::new(PUBLISH, Some(0.0))?)?;
+        if let Err(failure) = copy(py, &source, &mut loan) {
+            keep_while_copied(source, loan);
+            return Err(failure);
+        }
+        let publisher = self.publisher.get(PUBLISH)?;
+        Ok(PyLoan::of(loan, (data_type, layout), self.message_type.clone(), publisher))
+    }
+
     /// `publish` for asyncio: `await publisher.publish_async(array)`. A task that is cancelled has
     /// published nothing.
     #[pyo3(
@@ -327,15 +342,8 @@ impl PyPublisher {
         // Before the memory: a wrong type is reported at once.
         header(self.message_type.as_ref(), (data_type, &layout), &[])?;
         let loan = self.borrow(py, length, timeout)?;
-        let loan = Closable::new(PUBLISHED, loan);
-        let memory = LoanMemory { loan, streams: UsingStreams::default() };
-        Ok(PyLoan {
-            memory: Mutex::new(Some(Arc::new(memory))),
-            data_type,
-            layout,
-            topic: self.message_type.clone(),
-            publisher: self.publisher.get(LOAN)?,
-        })
+        let publisher = self.publisher.get(LOAN)?;
+        Ok(PyLoan::of(loan, (data_type, layout), self.message_type.clone(), publisher))
     }
 
     /// Waits until this many subscribers would receive a message. Returns their number.
@@ -518,19 +526,20 @@ pub(crate) struct PyLoan {
 }
 
 impl PyLoan {
-    /// Publishes a copy of memory that views may still write.
-    fn publish_copy(
-        &self,
-        py: Python<'_>,
-        viewed: &LoanMemory,
-        header: &[u8],
-        timeout: Timeout,
-    ) -> Result<PySent> {
-        let category = py.import(intern!(py, "fabricast.errors"))?.getattr("CopyWarning")?;
-        let text =
-            c"views of the loan's array exist, which could write to the message: a copy of it \
-                     is published. Write loan.array[...] = x, or delete the views (del) before";
-        PyErr::warn(py, &category, text, 1)?;
+    fn of(
+        loan: Loan,
+        (data_type, layout): (DataType, Layout),
+        topic: Option<MessageType>,
+        publisher: Arc<Publisher>,
+    ) -> Self {
+        let loan = Closable::new(PUBLISHED, loan);
+        let memory = LoanMemory { loan, streams: UsingStreams::default() };
+        let memory = Mutex::new(Some(Arc::new(memory)));
+        Self { memory, data_type, layout, topic, publisher }
+    }
+
+    /// A copy of memory that views may still write, with a warning.
+    fn copied(&self, py: Python<'_>, viewed: &LoanMemory, timeout: Timeout) -> Result<Loan> {
         let length = viewed.loan.with(PUBLISH, Loan::length)?;
         let copied = match borrow(py, &self.publisher, length, timeout) {
             Err(failure) if failure.is_of("TooManyLoans") => {
@@ -542,9 +551,12 @@ impl PyLoan {
             }
             copied => copied?,
         };
-        let mut copied = viewed.copy_into(py, copied)?;
-        copied.set_metadata(header)?;
-        publish(py, &mut Some(copied), &UsingStreams::default(), timeout)
+        let category = py.import(intern!(py, "fabricast.errors"))?.getattr("CopyWarning")?;
+        let text =
+            c"views of the loan's array exist, which could write to the message: a copy of it \
+                     is published. Write loan.array[...] = x, or delete the views (del) before";
+        PyErr::warn(py, &category, text, 1)?;
+        viewed.copy_into(py, copied)
     }
 }
 
@@ -581,7 +593,10 @@ impl PyLoan {
         let mut memory = match Arc::try_unwrap(memory) {
             Ok(memory) => memory,
             Err(viewed) => {
-                let sent = self.publish_copy(py, &viewed, &header, timeout);
+                let sent = self.copied(py, &viewed, timeout).and_then(|mut copied| {
+                    copied.set_metadata(&header)?;
+                    publish(py, &mut Some(copied), &UsingStreams::default(), timeout)
+                });
                 if sent.is_err() {
                     *lock(&self.memory) = Some(viewed);
                 }
@@ -599,6 +614,18 @@ impl PyLoan {
             *lock(&self.memory) = Some(Arc::new(memory));
         }
         outcome
+    }
+
+    /// A loan that has a copy, if views of the array exist; `WouldBlock` without room.
+    fn _copy_if_viewed(&self, py: Python<'_>) -> Result<Option<Self>> {
+        let viewed = lock(&self.memory).clone().ok_or_else(|| published(PUBLISH))?;
+        // One is in this function.
+        if Arc::strong_count(&viewed) <= 2 {
+            return Ok(None);
+        }
+        let copied = self.copied(py, &viewed, Timeout::new(PUBLISH, Some(0.0))?)?;
+        let kind = (self.data_type, self.layout.clone());
+        Ok(Some(Self::of(copied, kind, self.topic.clone(), Arc::clone(&self.publisher))))
     }
 
     /// `publish` for asyncio. A task that is cancelled has published nothing.

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::ptr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use gpu::{DEFAULT_TIMEOUT, Device, DeviceName};
 use pubsub::{MemoryLocation, NodeOptions};
@@ -27,6 +28,8 @@ use crate::waits::{Timeout, interruptibly_or, wait_for_writers};
 
 const SHARE: &str = "share memory";
 const OPEN: &str = "open shared memory";
+/// The least time for the answer of the owner.
+const SHORTEST_REQUEST: Duration = Duration::from_millis(200);
 /// The elements of the memory of a structure: bytes that only this package reads.
 const STRUCTURE: ElementType = ElementType::OPAQUE;
 
@@ -366,7 +369,8 @@ pub(crate) fn _open(
     directory: Option<PathBuf>,
     owners: Vec<u32>,
 ) -> Result<(Array, bool)> {
-    let timeout = Timeout::new(OPEN, timeout)?.or(crate::waits::LONGEST_CALL);
+    // A request takes some time, also for a caller that does not wait.
+    let timeout = Timeout::new(OPEN, timeout)?.or(crate::waits::LONGEST_CALL).max(SHORTEST_REQUEST);
     let device = device.map(str::parse::<MemoryLocation>).transpose()?;
     let device = device.map(MemoryLocation::device).transpose()?.flatten();
     let directory = _directory(directory);

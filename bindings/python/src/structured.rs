@@ -4,6 +4,8 @@ use std::sync::OnceLock;
 
 /// Maximum number of different types of records in a process. Messages name them.
 const MAX_TYPES: usize = 4096;
+/// Of these, those that messages may add: the program itself can always name further ones.
+const MAX_RECEIVED: usize = MAX_TYPES / 2;
 /// Maximum number of fields.
 const MAX_FIELDS: usize = 64;
 /// Maximum length of a description.
@@ -48,10 +50,21 @@ pub(crate) struct Structured {
 impl Structured {
     /// By its description. None if that is malformed, or the process knows too many.
     pub(crate) fn parse(text: &str) -> Option<Self> {
+        Self::find_or_add(text, MAX_TYPES)
+    }
+
+    /// By the description in a message, which can add fewer types.
+    pub(crate) fn received(text: &str) -> Option<Self> {
+        Self::find_or_add(text, MAX_RECEIVED)
+    }
+
+    /// Adds it if there are fewer types than that.
+    fn find_or_add(text: &str, max: usize) -> Option<Self> {
         let mut own = None;
         for (number, slot) in KNOWN.iter().enumerate() {
             let known = match slot.get() {
                 Some(known) => known,
+                None if number >= max => return None,
                 None => {
                     let made = match own {
                         Some(made) => made,

@@ -198,6 +198,23 @@ def test_records_arrive_with_their_fields(dtype, node, name, exchange):
         received.__dlpack__()
 
 
+def test_records_that_cannot_be_described_say_why(node, name):
+    many = numpy.dtype([(f"field_number_{number}", "<f8") for number in range(20)])
+    with pytest.raises(errors.InvalidArgument, match="64 are the maximum"):
+        node.topic(name, dtype=many, shape=3)
+    with node.topic(name).publisher() as publisher:
+        with pytest.raises(errors.InvalidArgument, match="shorter names"):
+            publisher.publish(numpy.zeros(3, many))
+    overlapping = numpy.dtype({"names": ["a", "b"], "formats": ["<i4", "<i4"], "offsets": [0, 2]})
+    for dtype, words in [(overlapping, "do not overlap"), (numpy.dtype([]), "at least one field")]:
+        with pytest.raises(errors.InvalidArgument, match=words):
+            fabricast.allocate(3, dtype)
+    reordered = numpy.dtype({"names": ["b", "a"], "formats": ["<i4", "<i8"], "offsets": [8, 0]})
+    assert fabricast.allocate(3, reordered).dtype.fields["b"][1] == 8
+    titled = numpy.dtype([(("a title", "x"), "<i4")])
+    assert fabricast.allocate(3, titled).dtype.names == ("x",)
+
+
 ml_dtypes = pytest.mark.skipif(
     subprocess.run([sys.executable, "-c", "import ml_dtypes"], capture_output=True).returncode != 0,
     reason="ml_dtypes is not installed",

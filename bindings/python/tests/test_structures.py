@@ -112,7 +112,7 @@ def test_structures_that_cannot_be_shared_say_why(tmp_path):
     [
         ["a", -1, 1 << 40, "int8", [1], None], ["a", -1, 0, "int8", [1 << 62], None], ["a", -1, -1, "int8", [1], None],
         ["a", -1, 0, "int64", [2], [1 << 61]], ["a", 0, 0, "int8", [1], None], ["a", 5], ["p", 3], ["x"], [], {}, 3, None,
-        ["d", [[[], ["v", 1]]]], ["a", -1, 0, "nothing", [1], None], ["a", -1, 0, "{a:i4", [1], None], ["a", -1, 0, "int8", "x", None],
+        ["a", -1, 0, "float64", [1 << 62], [0]], ["a", -1, 0, "float64", [1 << 31, 1 << 31], [0, 0]], ["d", [[[], ["v", 1]]]], ["a", -1, 0, "nothing", [1], None], ["a", -1, 0, "{a:i4", [1], None], ["a", -1, 0, "int8", "x", None],
     ],
 )  # fmt: skip
 def test_malformed_structures_are_refused(tree, tmp_path):
@@ -131,7 +131,78 @@ def test_malformed_structures_are_refused(tree, tmp_path):
                 fabricast.open(shared.token, directory=tmp_path)
 
 
+class Strided:
+    """An array of more elements than there are addresses, all in the same place."""
+
+    def __init__(self):
+        self.memory = numpy.zeros(8)
+        self.__array_interface__ = dict(self.memory.__array_interface__, shape=(1 << 62,), strides=(0,))
+
+
+def test_more_elements_than_addresses_are_refused(tmp_path, exchange):
+    for use in (exchange, lambda it: fabricast.share(it, copy=True, directory=tmp_path), lambda it: fabricast.share([it], copy=True)):
+        with pytest.raises(errors.InvalidArgument, match=r"less than 2\^63 bytes"):
+            use(Strided())
+
+
+def test_records_are_shared_and_pickled(tmp_path):
+    records = fabricast.allocate(3, [("a", "<i4"), ("b", "<f8")])
+    records[1] = (2, 2.5)
+    with fabricast.share(records, directory=tmp_path) as shared:
+        opened = fabricast.open(shared.token, directory=tmp_path)
+        assert opened.dtype == records.dtype and opened[1]["b"] == 2.5
+        records["a"] = 7
+        assert (opened["a"] == 7).all()
+    assert pickle.loads(pickle.dumps(records))[1]["b"] == 2.5
+    with fabricast.share(numpy.zeros(2, "i4,f8"), copy=True, directory=tmp_path) as shared:
+        assert fabricast.open(shared.token, directory=tmp_path).shape == (2,)
+
+
+def test_memory_of_others_that_is_read_only_is_pickled_as_a_copy(tmp_path):
+    program = """
+import pickle, sys, fabricast
+opened = fabricast.open("read-only", directory=sys.argv[1])
+assert opened.readonly
+copied = pickle.loads(pickle.dumps(opened))
+assert copied[2] == 5 and not copied.readonly
+"""
+    array = fabricast.allocate(3)
+    array[2] = 5
+    with fabricast.share(array, name="read-only", readonly=True, directory=tmp_path):
+        in_process(program, tmp_path)
+
+
 # Names.
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), -1])
+def test_timeouts_that_are_none_are_refused(timeout, tmp_path):
+    for call in (
+        lambda: fabricast.open("name", timeout=timeout, directory=tmp_path),
+        lambda: fabricast.open(b"token", timeout=timeout, directory=tmp_path),
+        lambda: fabricast.wait([], timeout),
+    ):
+        with pytest.raises(errors.InvalidArgument, match="at least 0 seconds"):
+            call()
+
+
+def test_memory_that_is_there_is_opened_without_waiting(tmp_path):
+    with fabricast.share(fabricast.allocate(3), name="here", directory=tmp_path) as shared:
+        for token in ("here", shared.token):
+            assert fabricast.open(token, timeout=0, directory=tmp_path).shape == (3,)
+
+
+def test_users_that_do_not_exist_are_named(tmp_path):
+    array = fabricast.allocate(3)
+    for options, words in [
+        ({"users": "no-such-user"}, "share memory failed: there is no user 'no-such-user'"),
+        ({"groups": ["no-such-group"]}, "there is no group"),
+        ({"users": [-1]}, "-1 is no number of a user"),
+    ]:
+        with pytest.raises(errors.InvalidArgument, match=words):
+            fabricast.share(array, directory=tmp_path, **options)
+    with pytest.raises(errors.InvalidArgument, match="open shared memory failed: there is no user"):
+        fabricast.open("name", owner="no-such-user", timeout=0, directory=tmp_path)
 
 
 def test_memory_is_found_by_its_name(tmp_path):

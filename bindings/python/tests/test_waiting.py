@@ -36,6 +36,10 @@ def test_a_wait_returns_the_subscribers_with_messages(node, name):
         publishers[number % 3].publish(b"again")
         assert subscribers[number % 3] in fabricast.wait(subscribers, 0)
         assert subscribers[number % 3].pull(0).array.tobytes() == b"again"
+    # Nothing is left to look at, however many messages there were.
+    assert fabricast.wait(subscribers, 0) == fabricast.wait(iter(subscribers), 0.05) == []
+    with pytest.raises(TypeError, match=r"\[subscriber\]"):
+        fabricast.wait(subscribers[0], 0)
     threading.Timer(0.1, lambda: publishers[1].publish(b"1")).start()
     ready = []
     while not ready:
@@ -133,6 +137,21 @@ def test_messages_in_event_loops(node, name):
             cancelled.cancel()
             await publisher.publish_async(b"last")
             assert (await subscriber.pull_async()).array.tobytes() == b"last"
+            # The copy of a loan with a view is made once, and announced once.
+            await publisher.publish_async(b"one")
+            await publisher.publish_async(b"two")
+            loan = await publisher.loan_async(3)
+            view = memoryview(loan.array)
+            view[:] = b"old"
+            with pytest.warns(errors.CopyWarning) as caught:
+                waits = asyncio.create_task(loan.publish_async(timeout=DEADLINE))
+                await asyncio.sleep(0.1)
+                view[:] = b"new"
+                assert [(await subscriber.pull_async()).array.tobytes() for _ in range(3)] == [b"one", b"two", b"old"]
+                await waits
+            assert len(caught) == 1
+            with pytest.raises(errors.Closed):
+                loan.array
             publisher.close()
             with pytest.raises(errors.NoPublishers):
                 await subscriber.pull_async(until_end=True)

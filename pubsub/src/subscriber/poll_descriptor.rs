@@ -217,8 +217,7 @@ impl Subscriber {
         let made = PollDescriptor::new(operation, &self.shared)?;
         let poll_descriptor = self.poll_descriptor.get_or_init(|| made);
         poll_descriptor.bell.announce_waiter();
-        let waits_for_memory = self.lookahead.iter().any(Option::is_some);
-        if waits_for_memory || self.shared.has_more() || self.pending_events().is_some() {
+        if self.has_message_or_event() {
             poll_descriptor.flag.raise();
         }
         Ok(poll_descriptor)
@@ -233,18 +232,48 @@ impl Subscriber {
     /// # let directory = testkit::temp_dir::TempDir::new("fabricast-doc-ready");
     /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
     /// let topic = node.topic("weather", &TopicSettings::default())?;
-    /// let subscriber = topic.subscriber()?;
+    /// let mut subscriber = topic.subscriber()?;
     /// assert!(!subscriber.is_ready());
     /// topic.publisher()?.push(b"rain", Duration::from_secs(5))?;
     /// assert!(subscriber.is_ready());
+    /// subscriber.pull(Duration::ZERO)?;
+    /// assert!(!subscriber.is_ready());
     /// # Ok::<(), pubsub::Error>(())
     /// ```
     #[must_use]
-    pub fn is_ready(&self) -> bool {
-        self.is_readable()
-            || self.lookahead.iter().any(Option::is_some)
+    pub fn is_ready(&mut self) -> bool {
+        if self.has_message_or_event() {
+            return true;
+        }
+        if self.is_readable() {
+            self.lower_descriptor();
+            // From here on publishers ring; earlier messages are found here.
+            if self.has_message_or_event() {
+                self.raise_descriptor();
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Is there a message, an event, or a reason why there will be no message?
+    fn has_message_or_event(&self) -> bool {
+        self.lookahead.iter().any(Option::is_some)
             || self.shared.has_more()
             || self.pending_events().is_some()
+    }
+
+    fn lower_descriptor(&self) {
+        if let Some(poll_descriptor) = self.poll_descriptor.get() {
+            poll_descriptor.flag.lower();
+            poll_descriptor.bell.announce_waiter();
+        }
+    }
+
+    fn raise_descriptor(&self) {
+        if let Some(poll_descriptor) = self.poll_descriptor.get() {
+            poll_descriptor.flag.raise();
+        }
     }
 
     #[inline]
@@ -260,18 +289,13 @@ impl Subscriber {
         if self.is_next_unwritten() {
             return Ok(None);
         }
-        if let Some(poll_descriptor) = self.poll_descriptor.get() {
-            poll_descriptor.flag.lower();
-            poll_descriptor.bell.announce_waiter();
-        }
+        self.lower_descriptor();
         // From here on publishers ring; earlier messages are found here.
         let pulled = self.take_next(stream);
         self.count_missing_after_last();
         let pending_events = self.pending_events();
-        if let Some(poll_descriptor) = self.poll_descriptor.get()
-            && (pending_events.is_some() || !matches!(pulled, Ok(None)) || self.is_next_unwritten())
-        {
-            poll_descriptor.flag.raise();
+        if pending_events.is_some() || !matches!(pulled, Ok(None)) || self.is_next_unwritten() {
+            self.raise_descriptor();
         }
         self.announced = pending_events.unwrap_or(self.announced);
         pulled

@@ -65,7 +65,12 @@ fn is_served(token: &[u8], directory: &Path) -> bool {
 /// Files of names whose processes have ended. The caller has the lock of the directory.
 fn stale_in(directory: &Path) -> impl Iterator<Item = PathBuf> {
     let entries = directory.read_dir().into_iter().flatten().flatten();
-    let names = entries.filter(|it| it.file_name().as_bytes().starts_with(PREFIX.as_bytes()));
+    let names = entries.filter(|it| {
+        let name = it.file_name();
+        let name = name.as_bytes();
+        // A process was killed while it wrote a file that begins with a dot.
+        name.strip_prefix(b".").unwrap_or(name).starts_with(PREFIX.as_bytes())
+    });
     let own = Credentials::of_this_process().user;
     names.map(|it| it.path()).filter(move |path| {
         let is_own = path.symlink_metadata().is_ok_and(|it| it.is_file() && it.uid() == own);

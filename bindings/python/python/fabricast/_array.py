@@ -98,12 +98,17 @@ def type_name(dtype: Any) -> str:
 
 def _description(dtype: numpy.dtype[Any]) -> str:
     fields, end = [], 0
-    for name, (field_type, offset, *_) in (dtype.fields or {}).items():
+    by_name = {name: (dtype.fields or {})[name] for name in dtype.names or ()}
+    if not by_name:
+        raise TypeError("a record has at least one field")
+    for name, (field_type, offset, *_) in sorted(by_name.items(), key=lambda it: it[1][1]):
         kind, extents = field_type.subdtype or (field_type, ())
         if kind.names is not None:
             raise TypeError(f"field {name!r} has fields itself: give each of them a name of the record")
         if kind.byteorder == ">" or kind.kind + str(kind.itemsize) not in _FIELDS:
             raise TypeError(f"field {name!r}: {_refusal(kind)}")
+        if offset < end or 0 in extents:
+            raise TypeError(f"field {name!r}: fields do not overlap, and have elements")
         if not name.isidentifier() or not name.isascii():
             raise TypeError(f"field {name!r}: names of fields are those of C, such as \"x_1\"")
         shape = f"({'x'.join(map(str, extents))})" if extents else ""
@@ -144,7 +149,9 @@ def view(array: Array) -> _Elements:
     name, bits = array._type
     dtype = dtype_of(name)
     if isinstance(dtype, str):
-        remedy = "install ml_dtypes, or use torch.from_dlpack(array)"
+        packed = dtype.partition("_x")[0]
+        remedy = f"allocate {packed}" if packed != dtype else "install ml_dtypes"
+        remedy += ", or use torch.from_dlpack(array)"
         raise TypeError(f"NumPy has no elements of {dtype} by itself: {remedy}")
     if bits is not None and bits < 8:
         return _unpacked(array, bits, dtype)
@@ -232,7 +239,13 @@ def reduce(array: Array) -> tuple[Any, ...]:
     from fabricast import _native
 
     is_on_device, is_mapped = array.__dlpack_device__()[0] != 1, _native._describe(array)[4] is not None
-    shared = fabricast.share(array, copy=not (is_on_device or is_mapped))
+    try:
+        shared = fabricast.share(array, copy=not (is_on_device or is_mapped))
+    except fabricast.errors.Failed:
+        # Memory that others have opened as read-only is theirs alone.
+        if is_on_device:
+            raise
+        shared = fabricast.share(array, copy=True)
     return _load, (shared.for_one_receiver(),)
 
 

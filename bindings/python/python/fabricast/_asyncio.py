@@ -85,7 +85,11 @@ async def _with_room(call: Callable[[], _Result], timeout: float | None) -> _Res
 
 
 async def publish(publisher: Publisher, array: Any, metadata: bytes, timeout: float | None) -> Sent:
-    return await _with_room(lambda: publisher.publish(array, metadata=metadata, timeout=0), timeout)
+    loop = asyncio.get_running_loop()
+    end = None if timeout is None else loop.time() + timeout
+    # The copy is made once.
+    copied = await _with_room(lambda: publisher._loan_copy(array), timeout)
+    return await publish_loan(copied, metadata, None if end is None else max(0, end - loop.time()))
 
 
 async def loan(publisher: Publisher, shape: Any, dtype: Any, timeout: float | None) -> Loan:
@@ -93,4 +97,12 @@ async def loan(publisher: Publisher, shape: Any, dtype: Any, timeout: float | No
 
 
 async def publish_loan(loan: Loan, metadata: bytes, timeout: float | None) -> Sent:
-    return await _with_room(lambda: loan.publish(metadata=metadata, timeout=0), timeout)
+    loop = asyncio.get_running_loop()
+    end = None if timeout is None else loop.time() + timeout
+    # So is that of a loan with views.
+    copied = await _with_room(lambda: loan._copy_if_viewed(), timeout)
+    left = None if end is None else max(0, end - loop.time())
+    sent = await _with_room(lambda: (copied or loan).publish(metadata=metadata, timeout=0), left)
+    if copied is not None:
+        loan.discard()
+    return sent

@@ -10,6 +10,7 @@ from os import PathLike
 from typing import Any
 
 from fabricast import _native
+from fabricast._wait import check_timeout
 from fabricast.errors import Closed, InvalidArgument, Malformed, NotFoundInTime, Unknown
 
 _Directory = str | PathLike[str] | None
@@ -23,22 +24,19 @@ _LONGEST_DESCRIPTION = 1 << 28
 _PAUSE = 0.005
 
 
-def _numbers(ids: Iterable[str | int], number_of: Callable[[str], int]) -> list[int]:
-    return [it if isinstance(it, int) else number_of(it) for it in ids]
-
-
-def _user(name: str) -> int:
-    try:
-        return pwd.getpwnam(name).pw_uid
-    except KeyError:
-        raise InvalidArgument(f"{_SHARE} failed: there is no user {name!r}", _SHARE) from None
-
-
-def _group(name: str) -> int:
-    try:
-        return grp.getgrnam(name).gr_gid
-    except KeyError:
-        raise InvalidArgument(f"{_SHARE} failed: there is no group {name!r}", _SHARE) from None
+def _numbers(operation: str, kind: str, ids: Iterable[str | int] | str | int) -> list[int]:
+    """Numbers of users or groups, which are named or numbered."""
+    numbers = []
+    for it in [ids] if isinstance(ids, (str, int)) else ids:
+        try:
+            if not isinstance(it, int):
+                it = pwd.getpwnam(it).pw_uid if kind == "user" else grp.getgrnam(it).gr_gid
+        except (KeyError, TypeError):
+            raise InvalidArgument(f"{operation} failed: there is no {kind} {it!r}", operation) from None
+        if not 0 <= it < 1 << 32:
+            raise InvalidArgument(f"{operation} failed: {it} is no number of a {kind}", operation)
+        numbers.append(it)
+    return numbers
 
 
 def share(
@@ -48,8 +46,8 @@ def share(
     readonly: bool = False,
     copy: bool = False,
     directory: _Directory = None,
-    users: Iterable[str | int] = (),
-    groups: Iterable[str | int] = (),
+    users: Iterable[str | int] | str | int = (),
+    groups: Iterable[str | int] | str | int = (),
 ) -> _native.Shared:
     """Shares an array, or a structure of arrays, with other processes of this machine, which `open` it by its token, or
     by `name`, and have the same memory.
@@ -80,8 +78,9 @@ def share(
     (2, 3)
     >>> directory.cleanup()
     """
-    user_numbers, group_numbers = _numbers(users, _user), _numbers(groups, _group)
-    if isinstance(array, (dict, list, tuple)):
+    user_numbers, group_numbers = _numbers(_SHARE, "user", users), _numbers(_SHARE, "group", groups)
+    has_fields = getattr(getattr(array, "dtype", None), "names", None) is not None
+    if isinstance(array, (dict, list, tuple)) or has_fields:
         return _Packing(copy, readonly, directory, user_numbers, group_numbers).share(array, name)
     return _native._share(array, copy, readonly, (directory, name, user_numbers, group_numbers))
 
@@ -103,7 +102,8 @@ def open(
     `directory` is that of this process, if its container shows the one of the other process elsewhere. `owner` is a user,
     a name or a number, whose memory is opened beside that of the own user.
     """
-    owners = [] if owner is None else _numbers([owner], _user)
+    check_timeout(_OPEN, timeout)
+    owners = [] if owner is None else _numbers(_OPEN, "user", owner)
     if isinstance(token, str):
         return _open_name(token, device, timeout, directory, owners)
     try:
@@ -128,15 +128,19 @@ def _open_name(
     name: str, device: str | None, timeout: float | None, directory: _Directory, owners: list[int]
 ) -> Any:
     end = None if timeout is None else time.monotonic() + timeout
+    failed = None
     while True:
         token = _native._token_of_name(name, directory)
         left = None if end is None else end - time.monotonic()
         if token is not None:
             try:
-                return _open(token, device, timeout if left is None else max(left, 0), directory, owners)
+                return _open(token, device, None if left is None else max(left, 0), directory, owners)
             except (Closed, Unknown):
-                # Its owner ends just now; another one may share memory under the name.
-                pass
+                # Its owner ends just now, and another one may share memory under the name; if it does not end, the memory
+                # cannot be opened.
+                if token == failed:
+                    raise
+                failed = token
         if left is not None and left <= 0:
             cause = f"no process shares memory under the name {name!r} within {timeout} s"
             where = _native._directory(directory)

@@ -2,17 +2,25 @@
 
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from fabricast._native import Subscriber
+from fabricast.errors import InvalidArgument
 
 # After this time a subscriber that was closed meanwhile is noticed.
 _PAUSE = 0.2
 
 
-def wait(subscribers: Sequence[Subscriber], timeout: float | None = 30.0) -> list[Subscriber]:
-    """Waits until one of several subscribers has a message, or another reason to look: an event, an eviction, the end of
-    publishers. Returns those that have, in their order; none after the timeout.
+def check_timeout(operation: str, timeout: float | None) -> None:
+    """Refuses what no wait can take."""
+    if timeout is not None and not timeout >= 0:
+        cause = f"timeout={timeout}: at least 0 seconds, or None for no timeout"
+        raise InvalidArgument(f"{operation} failed: {cause}", operation)
+
+
+def wait(subscribers: Iterable[Subscriber], timeout: float | None = 30.0) -> list[Subscriber]:
+    """Waits until one of several subscribers has a message, or another reason to look: an event, an eviction. Returns those
+    that have, in their order; none after the timeout. Use `try_pull`: an event is no message.
 
     >>> import tempfile
     >>> import fabricast
@@ -25,6 +33,10 @@ def wait(subscribers: Sequence[Subscriber], timeout: float | None = 30.0) -> lis
     ['right']
     >>> directory.cleanup()
     """
+    check_timeout("wait for subscribers", timeout)
+    if isinstance(subscribers, Subscriber):
+        raise TypeError("wait for subscribers failed: a list of subscribers is needed, not one of them: [subscriber]")
+    subscribers = list(subscribers)
     end = None if timeout is None else time.monotonic() + timeout
     poll = select.poll()
     for subscriber in subscribers:

@@ -167,7 +167,7 @@ impl Source {
         Ok(Some(Self {
             address: view.buf.expose_provenance() as u64,
             data_type,
-            layout: layout_of(operation, shape, strides)?,
+            layout: layout_of(operation, data_type, shape, strides)?,
             cuda_device: None,
             is_read_only: view.readonly != 0,
             _keeper: keeper,
@@ -213,7 +213,7 @@ impl Source {
         Ok(Self {
             address: tensor.address(),
             data_type,
-            layout: layout_of(operation, shape, strides)?,
+            layout: layout_of(operation, data_type, shape, strides)?,
             cuda_device,
             is_read_only: tensor.is_read_only(),
             _keeper: Keeper::Tensor { _tensor: tensor },
@@ -286,7 +286,7 @@ impl Source {
         Ok(Self {
             address,
             data_type,
-            layout: layout_of(operation, shape, strides)?,
+            layout: layout_of(operation, data_type, shape, strides)?,
             cuda_device,
             is_read_only,
             _keeper: Keeper::Object { _object: object.clone().unbind() },
@@ -414,6 +414,7 @@ fn in_elements(operation: &'static str, strides: &[isize], item_size: isize) -> 
 
 fn layout_of(
     operation: &'static str,
+    data_type: DataType,
     shape: Vec<u64>,
     strides: Option<Vec<i64>>,
 ) -> Result<Layout> {
@@ -422,8 +423,9 @@ fn layout_of(
         Some(strides) => Layout::strided(shape, strides),
         None => Layout::contiguous(shape),
     };
-    layout.ok_or_else(|| {
-        let cause = format!("{described}: at most 16 dimensions, and 2^63 elements");
+    let has_length = |layout: &Layout| data_type.bytes(layout.elements()).is_some();
+    layout.filter(has_length).ok_or_else(|| {
+        let cause = format!("{described}: at most 16 dimensions, and less than 2^63 bytes");
         Failure::invalid(operation, cause)
     })
 }
