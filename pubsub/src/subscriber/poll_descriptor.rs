@@ -233,8 +233,9 @@ impl Subscriber {
     /// # let node = Node::join(NodeOptions { directory: directory.join("node"), ..NodeOptions::default() })?;
     /// let topic = node.topic("weather", &TopicSettings::default())?;
     /// let mut subscriber = topic.subscriber()?;
+    /// let publisher = topic.publisher()?;
     /// assert!(!subscriber.is_ready());
-    /// topic.publisher()?.push(b"rain", Duration::from_secs(5))?;
+    /// publisher.push(b"rain", Duration::from_secs(5))?;
     /// assert!(subscriber.is_ready());
     /// subscriber.pull(Duration::ZERO)?;
     /// assert!(!subscriber.is_ready());

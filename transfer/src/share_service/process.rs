@@ -159,8 +159,9 @@ impl Share {
         &self.token
     }
 
-    /// A token of [`SHORT_TOKEN_LENGTH`] bytes, for places that have no more: without the directory,
-    /// so that its receivers look for the socket in their own directory only.
+    /// A token of [`SHORT_TOKEN_LENGTH`](super::SHORT_TOKEN_LENGTH) bytes, for places that have no
+    /// more: without the directory, so that its receivers look for the socket in their own directory
+    /// only.
     #[must_use]
     pub fn short_token(&self) -> Vec<u8> {
         // Far below the maximum of a descriptor.
