@@ -271,7 +271,8 @@ pub(super) fn export<'py>(
     }
     if array.is_read_only {
         let cause = "the array is read-only, which this consumer's version of DLPack cannot express. \
-                     Use torch.from_numpy(numpy.asarray(array)), a PyTorch that knows DLPack 1, or a copy";
+                     Use torch.from_numpy(numpy.asarray(array)), jax.numpy.asarray(array), a version \
+                     that knows DLPack 1, or a copy";
         return Err(PyBufferError::new_err(cause));
     }
     capsule(py, array, |raw| Unversioned {
