@@ -93,6 +93,13 @@ def test_memory_of_allocate_is_shared_in_place(tmp_path):
             assert fabricast.open(again.token, directory=tmp_path)["c"][2] == 2.5
 
 
+def deep(levels):
+    structure = []
+    for _ in range(levels):
+        structure = [structure]
+    return structure
+
+
 def test_structures_that_cannot_be_shared_say_why(tmp_path):
     itself = []
     itself.append(itself)
@@ -102,6 +109,8 @@ def test_structures_that_cannot_be_shared_say_why(tmp_path):
         ({(1, 2): fabricast.allocate(3)}, "neither a text nor a number"),
         ([object()], "is no array"),
         ([numpy.zeros(3, ">f4")], "big-endian"),
+        ([10**5000], "an integer of 16610 bits"),
+        (deep(5000), "too many levels"),
     ]:
         with pytest.raises((errors.InvalidArgument, TypeError), match=words):
             fabricast.share(structure, directory=tmp_path)

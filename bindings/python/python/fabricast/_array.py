@@ -98,9 +98,9 @@ def type_name(dtype: Any) -> str:
 
 def _description(dtype: numpy.dtype[Any]) -> str:
     fields, end = [], 0
-    by_name = {name: (dtype.fields or {})[name] for name in dtype.names or ()}
-    if not by_name:
+    if not dtype.fields:
         raise TypeError("a record has at least one field")
+    by_name = {name: dtype.fields[name] for name in dtype.names or ()}
     for name, (field_type, offset, *_) in sorted(by_name.items(), key=lambda it: it[1][1]):
         kind, extents = field_type.subdtype or (field_type, ())
         if kind.names is not None:

@@ -20,6 +20,8 @@ _OPEN = "open shared memory"
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 64
 _LONGEST_DESCRIPTION = 1 << 28
+# In bits: Python limits the digits of integers that it reads.
+_LONGEST_INTEGER = 4096
 # Between two looks for a name.
 _PAUSE = 0.005
 
@@ -164,9 +166,12 @@ class _Packing:
         self._of_memory: dict[int, int] = {}
 
     def share(self, structure: Any, name: str | None) -> _native.Shared:
-        tree = self._described(structure, set())
-        tokens = [part.token.hex() for part in self._parts]
-        description = json.dumps({"parts": tokens, "tree": tree}, separators=(",", ":")).encode()
+        try:
+            tree = self._described(structure, set())
+            tokens = [part.token.hex() for part in self._parts]
+            description = json.dumps({"parts": tokens, "tree": tree}, separators=(",", ":")).encode()
+        except RecursionError:
+            raise InvalidArgument(f"{_SHARE} failed: the structure has too many levels", _SHARE) from None
         begin = _aligned(_LENGTH.size + len(description))
         memory = _native.allocate(begin + self._length)
         head = memoryview(memory)
@@ -190,6 +195,9 @@ class _Packing:
                 described = [kind, [self._described(it, above) for it in value]]
             above.discard(id(value))
             return described
+        if isinstance(value, int) and value.bit_length() > _LONGEST_INTEGER:
+            cause = f"an integer of {value.bit_length()} bits, {_LONGEST_INTEGER} are the maximum"
+            raise InvalidArgument(f"{_SHARE} failed: {cause}", _SHARE)
         if value is None or isinstance(value, (bool, int, float, str)):
             return ["v", value]
         return self._array(value)
