@@ -57,8 +57,11 @@ pub(crate) fn data_type_of(operation: &'static str, name: &Bound<'_, PyAny>) -> 
         })?;
     let described: String = described.extract()?;
     DataType::parse(&described).ok_or_else(|| {
-        let cause =
-            format!("dtype={described}: too many types of records, or one that is too long");
+        let cause = match described.starts_with('{') {
+            true => "a record has at most 64 fields, and a process at most 4096 types of records",
+            false => "arrays of the library have no such elements: convert them with astype",
+        };
+        let cause = format!("dtype={described}: {cause}");
         Failure::invalid(operation, cause)
     })
 }

@@ -21,6 +21,8 @@ use crate::waits::wait_for_work;
 
 const ALLOCATE: &str = "allocate memory";
 const REGISTER: &str = "register region";
+/// Less memory than this is not checked: reading the limits would take longer than making it.
+const MIN_CHECKED: u64 = 16 << 20;
 
 /// Memory of this process that the library allocated or mapped, by its address, and how many have
 /// it.
@@ -93,10 +95,11 @@ impl Owner for OwnMemory {
     }
 }
 
-/// Memory of the host for this many bytes, if there is as much. The system would promise more, and end
+/// Memory of the host for this many bytes, if there is as much: the system would promise more, and end
 /// the process that writes it.
 pub(crate) fn new_host_buffer(operation: &'static str, length: u64) -> Result<HostBuffer> {
-    match ipc::memory::available() {
+    let available = (length >= MIN_CHECKED).then(ipc::memory::available).flatten();
+    match available {
         Some(available) if available.bytes < length => {
             let cause = format!(
                 "{length} bytes are more than the {} that are available {}",

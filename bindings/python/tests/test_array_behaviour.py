@@ -206,7 +206,10 @@ def test_records_that_cannot_be_described_say_why(node, name):
         with pytest.raises(errors.InvalidArgument, match="shorter names"):
             publisher.publish(numpy.zeros(3, many))
     overlapping = numpy.dtype({"names": ["a", "b"], "formats": ["<i4", "<i4"], "offsets": [0, 2]})
-    for dtype, words in [(overlapping, "do not overlap"), (numpy.dtype([]), "at least one field")]:
+    fields = numpy.dtype([(f"f{number}", "u1") for number in range(65)])
+    for dtype, words in [
+        (overlapping, "do not overlap"), (numpy.dtype([]), "at least one field"), (fields, "at most 64 fields"),
+    ]:  # fmt: skip
         with pytest.raises(errors.InvalidArgument, match=words):
             fabricast.allocate(3, dtype)
     reordered = numpy.dtype({"names": ["b", "a"], "formats": ["<i4", "<i8"], "offsets": [8, 0]})
@@ -264,6 +267,14 @@ def test_types_of_less_than_a_byte_are_packed_and_unpacked(name_of_type, values)
         numpy.asarray(array)[0] = 1
     with pytest.raises(ValueError, match="copy"):
         array.__array__(copy=False)
+
+
+@ml_dtypes
+def test_types_of_ml_dtypes_that_the_library_has_not_are_refused():
+    import ml_dtypes
+
+    with pytest.raises(errors.InvalidArgument, match="dtype=int2: arrays of the library have no such elements"):
+        fabricast.allocate(3, ml_dtypes.int2)
 
 
 @ml_dtypes

@@ -99,7 +99,7 @@ pub fn share(directory: &Path, shared: SharedBuffer) -> Result<Share> {
 /// through; it is created for this user if it does not exist.
 ///
 /// # Errors
-/// As for [`share`].
+/// Those of [`share`].
 pub fn share_with(directory: &Path, shared: SharedBuffer, admission: &Admission) -> Result<Share> {
     let mut before = None;
     let service = {
@@ -266,7 +266,8 @@ pub fn open(
 /// the own user and root.
 ///
 /// # Errors
-/// As for [`open`]; [`Denied`](ErrorKind::Denied) if another user shares it, or does not admit this one.
+/// Those of [`open`]; [`Denied`](ErrorKind::Denied) if another user shares it, or does not admit this
+/// one.
 pub fn open_of(
     token: &[u8],
     directory: &Path,
