@@ -27,8 +27,8 @@ pub enum WaitStrategy {
     Busy,
     /// Sleeps at once.
     Block,
-    /// Polls for some time, and then sleeps. The time adapts: it grows when the wait ended
-    /// while polling, and shrinks otherwise.
+    /// Polls for some time, and then sleeps. The time adapts: it grows when a wait took less than
+    /// `max`, with or without a sleep, and shrinks otherwise.
     Adaptive {
         /// How long it polls now.
         now: Duration,
@@ -38,9 +38,10 @@ pub enum WaitStrategy {
 }
 
 impl Default for WaitStrategy {
-    /// Going to sleep and being woken costs 4 to 25 µs: polling for that long may pay off.
+    /// Going to sleep and being woken costs 4 to 25 µs. Polling for twice that pays off when
+    /// messages follow each other in less, and stops after few longer waits.
     fn default() -> Self {
-        Self::Adaptive { now: Duration::from_micros(10), max: Duration::from_micros(25) }
+        Self::Adaptive { now: Duration::from_micros(10), max: Duration::from_micros(50) }
     }
 }
 
@@ -48,10 +49,15 @@ impl WaitStrategy {
     /// A shorter time makes no difference.
     const MIN_SPIN: Duration = Duration::from_micros(1);
 
-    fn adapt(&mut self, took: Duration, slept: bool) {
+    /// After a wait that took this long, with its sleep; None: it ended at its deadline. A wait
+    /// that slept although it was short makes the time longer: polling would have ended it
+    /// sooner.
+    fn adapt(&mut self, took: Option<Duration>) {
         if let Self::Adaptive { now, max } = self {
-            *now =
-                if slept { (*now / 2).max(Self::MIN_SPIN) } else { (took * 2).max(*now).min(*max) };
+            *now = match took {
+                Some(took) if took <= *max => (took * 2).max(*now).min(*max),
+                _ => (*now / 2).max(Self::MIN_SPIN),
+            };
         }
     }
 }
@@ -173,7 +179,7 @@ impl<W: Words> Doorbell<W> {
             for _ in 0..POLLS_PER_CLOCK_READ {
                 self.words.pause();
                 if let Some(found) = look() {
-                    spin.adapt(self.words.now().saturating_duration_since(start), false);
+                    spin.adapt(Some(self.words.now().saturating_duration_since(start)));
                     return Some(found);
                 }
             }
@@ -185,7 +191,14 @@ impl<W: Words> Doorbell<W> {
                 break;
             }
         }
-        spin.adapt(self.words.now().saturating_duration_since(start), true);
+        let found = self.sleep_until(deadline, look);
+        let took = self.words.now().saturating_duration_since(start);
+        spin.adapt(found.is_some().then_some(took));
+        found
+    }
+
+    /// Sleeps until `look` finds a result; None if the deadline passes.
+    fn sleep_until<T>(&self, deadline: Instant, mut look: impl FnMut() -> Option<T>) -> Option<T> {
         loop {
             let count = self.count();
             self.announce_waiter();
@@ -209,5 +222,34 @@ impl<W: Words> Doorbell<W> {
     /// The word that the kernel uses as the futex.
     pub(crate) fn word(&self) -> Option<&AtomicU64> {
         self.words.word(self.at)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_poll_as_long_as_messages_follow_each_other_soon() {
+        let mut strategy = WaitStrategy::default();
+        let polling_time = |strategy: &WaitStrategy| match *strategy {
+            WaitStrategy::Adaptive { now, max } => (now.as_micros(), max.as_micros()),
+            _ => unreachable!(),
+        };
+        let mut after = |took: Option<u64>| {
+            strategy.adapt(took.map(Duration::from_micros));
+            polling_time(&strategy)
+        };
+        // With a sleep and the wake-up, which took longer than it polled.
+        assert_eq!(after(Some(30)), (50, 50));
+        assert_eq!(after(Some(31)), (50, 50));
+        for polling in [25, 12, 6, 3, 1, 1] {
+            assert_eq!(after(Some(51)), (polling, 50));
+        }
+        assert_eq!(after(None), (1, 50));
+        assert_eq!(after(Some(4)), (8, 50));
+        // A shorter wait does not make it shorter.
+        assert_eq!(after(Some(1)), (8, 50));
+        assert_eq!(after(Some(50)), (50, 50));
     }
 }
