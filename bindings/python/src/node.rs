@@ -72,7 +72,7 @@ impl PyNode {
 impl PyNode {
     /// Joins a node. Options that are not given come from the environment (FABRICAST_DIRECTORY, …).
     ///
-    /// `waiting` is how publishers and subscribers wait: "adaptive" polls for up to 25 µs and then
+    /// `waiting` is how publishers and subscribers wait: "adaptive" polls for up to 50 µs and then
     /// sleeps, "busy" polls all the time and uses a core, "block" sleeps at once. `budget_host` and
     /// `budget_device` are the bytes that all topics together may reserve, if this process serves the
     /// node.
