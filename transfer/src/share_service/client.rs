@@ -1,10 +1,10 @@
 //! The client side of sharing by name.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use gpu::Device;
@@ -21,6 +21,8 @@ const CONNECT: &str = "connect to share service";
 const REQUEST: &str = "request shared memory";
 /// Connections that are kept for further calls.
 const MAX_IDLE: usize = 4;
+/// Above this number of names, those whose memory is not used any more are forgotten.
+const FORGET_ABOVE: usize = 64;
 /// Pauses between attempts to connect while no service listens.
 const RETRY_BACKOFF: RetryBackoff =
     RetryBackoff::new(Duration::from_millis(10), Duration::from_millis(200));
@@ -35,9 +37,18 @@ pub struct ShareClient {
     /// Connections that no call uses now. After a timeout a connection is not used again: a late
     /// reply would be taken for the answer to the next request.
     idle: Mutex<Vec<Arc<Connection>>>,
+    /// Memory that this process has opened, by its names.
+    opened: Mutex<HashMap<String, KnownMemory>>,
     path: PathBuf,
     trusted: Vec<u32>,
     fork_generation: ForkGeneration,
+}
+
+/// Memory that was opened by its name, and may still be used.
+#[derive(Debug)]
+struct KnownMemory {
+    metadata: HandleMetadata,
+    held: Weak<HeldByService>,
 }
 
 /// A connection, which exists as long as memory that was opened by it.
@@ -136,6 +147,7 @@ impl ShareClient {
     pub(super) fn new(path: &Path, users: &[u32]) -> Self {
         Self {
             idle: Mutex::default(),
+            opened: Mutex::default(),
             path: path.to_owned(),
             trusted: [&[0, Credentials::of_this_process().user], users].concat(),
             fork_generation: ForkGeneration::current(),
@@ -181,9 +193,38 @@ impl ShareClient {
                 opener.keep(&opened);
             }
             let is_used = Arc::clone(&pieces.held.is_used);
+            let held = Arc::new(pieces.held);
             is_used.store(true, Ordering::Relaxed);
-            Ok(opened.held(Arc::new(pieces.held), is_used))
+            if !pieces.is_for_one {
+                self.remember(name, metadata, &held);
+            }
+            Ok(opened.held(held, is_used))
         })
+    }
+
+    fn remember(&self, name: &str, metadata: HandleMetadata, held: &Arc<HeldByService>) {
+        let mut opened = lock(&self.opened);
+        if opened.len() >= FORGET_ABOVE {
+            opened.retain(|_, known| known.held.strong_count() > 0);
+        }
+        let known = KnownMemory { metadata, held: Arc::downgrade(held) };
+        opened.insert(name.to_owned(), known);
+    }
+
+    /// Memory that this process has opened by this name and still uses; None otherwise, or if it is
+    /// not mapped for this device. It never waits, and needs neither the service nor its process. Only
+    /// for names that never stand for other memory.
+    pub(super) fn opened(&self, name: &str, device: Option<&Device>) -> Option<OpenedBuffer> {
+        check_fork(self.fork_generation, REQUEST).ok()?;
+        let (metadata, held) = {
+            let opened = lock(&self.opened);
+            let known = opened.get(name)?;
+            (known.metadata.clone(), known.held.upgrade()?)
+        };
+        let is_used = Arc::clone(&held.is_used);
+        let no_piece = &mut || Err(self.failed(ErrorKind::Unknown, "it is not mapped"));
+        let opened = Opener::shared().open_pieces(&metadata, device, no_piece).ok()?;
+        Some(opened.held(held, is_used))
     }
 
     /// Makes a call with a connection that is not used by another one.
@@ -281,11 +322,18 @@ impl ShareClient {
         let request = Request::Open(name.to_owned(), number);
         let (reply, _) = self.exchange(connection, &request, end)?;
         let (kind, detail) = match reply {
-            Reply::Handle(bytes) => {
+            Reply::Handle(bytes, is_for_one) => {
                 let metadata =
                     HandleMetadata::decode(&bytes).map_err(|error| self.with_path(error))?;
-                let received = VecDeque::new();
-                return Ok(HandlePieces { client: self, metadata, held, received, taken: 0, end });
+                return Ok(HandlePieces {
+                    client: self,
+                    metadata,
+                    is_for_one,
+                    held,
+                    received: VecDeque::new(),
+                    taken: 0,
+                    end,
+                });
             }
             Reply::Unknown => (ErrorKind::Unknown, format!("no memory is shared as \"{name}\"")),
             Reply::Denied => (ErrorKind::Denied, "the service does not admit this user".to_owned()),
@@ -330,6 +378,7 @@ fn is_of_complete_reply(error: &Error) -> bool {
 struct HandlePieces<'a> {
     client: &'a ShareClient,
     metadata: HandleMetadata,
+    is_for_one: bool,
     held: HeldByService,
     received: VecDeque<OwnedFd>,
     taken: usize,

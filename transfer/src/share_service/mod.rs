@@ -28,7 +28,7 @@ use crate::socket_server::{Handler, SocketServer};
 
 pub use client::ShareClient;
 pub use names::{MAX_SHARED_NAME_LENGTH, SharedName, clean_names, shared_under_name};
-pub use process::{Share, default_directory, open, open_of, share, share_with};
+pub use process::{Share, default_directory, open, open_of, opened, share, share_with};
 pub use protocol::MAX_NAME_LENGTH;
 pub use token::{SHORT_TOKEN_LENGTH, is_token};
 
@@ -88,7 +88,7 @@ impl Requests<'_> {
             let cause = format!("a client holds {MAX_HELD} memories, the maximum");
             return reply(channel, &Reply::Failed(cause), &[]);
         }
-        if !reply(channel, &Reply::Handle(buffer.metadata().encode()), &[]) {
+        if !reply(channel, &Reply::Handle(buffer.metadata().encode(), is_for_one), &[]) {
             return false;
         }
         let name_of_one = is_for_one.then(|| name.to_owned());

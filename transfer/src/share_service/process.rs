@@ -246,6 +246,9 @@ impl Drop for Share {
 /// Maps memory of another process by its token, for its own device or for another one too. The other
 /// process keeps the memory until the returned buffer and its clones are gone.
 ///
+/// Memory that this process has opened by the token and still uses is returned at once, without the
+/// other process, even if that does not share it any more.
+///
 /// `directory` is that of this process: the socket of the other one is looked for there if its own
 /// path does not exist here, as in another container.
 ///
@@ -285,6 +288,9 @@ pub fn open_of(
         let new = || Arc::new(ShareClient::new(&path, users));
         Arc::clone(clients.entry(key.clone()).or_insert_with(new))
     };
+    if let Some(opened) = client.opened(&name, device) {
+        return Ok(opened);
+    }
     client.open(&name, device, timeout).map_err(|error| match error.kind() {
         ErrorKind::Closed => {
             lock(CLIENTS.get()).remove(&key);
@@ -298,4 +304,38 @@ pub fn open_of(
         }
         _ => error,
     })
+}
+
+/// Memory that this process has [opened](open_of) by this token and still uses; None otherwise, or if
+/// it is not mapped for this device. It never waits.
+///
+/// ```
+/// # let directory = std::env::temp_dir().join(format!("fabricast-opened-{}", std::process::id()));
+/// use std::time::Duration;
+/// use transfer::{ElementType, HostBuffer, SharedBuffer, Tensor};
+/// let memory = HostBuffer::new(4096)?;
+/// let tensor = Tensor::contiguous(ElementType::U8, &[4096]);
+/// let share = transfer::share(&directory, SharedBuffer::new(&memory, &tensor)?)?;
+/// // In another process:
+/// let token = share.token();
+/// assert!(transfer::opened(token, &directory, &[], None)?.is_none());
+/// let opened = transfer::open(token, &directory, None, Duration::from_secs(10))?;
+/// let again = transfer::opened(token, &directory, &[], None)?.expect("it is in use");
+/// assert_eq!(again.address(), opened.address());
+/// # drop((share, opened, again));
+/// # std::fs::remove_dir_all(&directory)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`Malformed`](ErrorKind::Malformed) for bytes that are no token.
+pub fn opened(
+    token: &[u8],
+    directory: &Path,
+    users: &[u32],
+    device: Option<&Device>,
+) -> Result<Option<OpenedBuffer>> {
+    let (name, path) = read(token, directory)?;
+    let client = lock(CLIENTS.get()).get(&(path, users.to_vec())).cloned();
+    Ok(client.and_then(|client| client.opened(&name, device)))
 }

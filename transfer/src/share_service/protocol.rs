@@ -22,7 +22,7 @@ use crate::wire;
 /// Maximum length of a name in bytes.
 pub const MAX_NAME_LENGTH: usize = 255;
 
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request {
@@ -37,8 +37,9 @@ pub(super) enum Request {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Reply {
-    /// The bytes of a [handle](crate::Handle), without its descriptors.
-    Handle(Vec<u8>),
+    /// The bytes of a [handle](crate::Handle), without its descriptors, and whether the memory is for
+    /// one receiver.
+    Handle(Vec<u8>, bool),
     /// Descriptors are sent with the message.
     Pieces,
     /// No memory is shared under this name.
@@ -89,13 +90,13 @@ mod tests {
         let open = |name: &str| Request::Open(name.to_owned(), 5).encode();
         let decoded = |name: &str| Request::decode(&open(name));
         assert_eq!(decoded("weights"), Some(Request::Open("weights".to_owned(), 5)));
-        assert_eq!(open("weights"), b"\x02\x00\x07weights\x05");
+        assert_eq!(open("weights"), b"\x03\x00\x07weights\x05");
         assert_eq!(decoded(""), None);
         assert_eq!(decoded(&"x".repeat(MAX_NAME_LENGTH + 1)), None);
-        assert_eq!(Request::decode(b"\x02\x00\x02\xff\xfe\x05"), None, "not UTF-8");
-        assert_eq!(Request::decode(b"\x01\x00\x07weights\x05"), None, "another version");
-        assert_eq!(Request::decode(b"\x02\x00\x07weights"), None, "truncated");
-        assert_eq!(Request::decode(b"\x02\x00\x07weights\x05."), None, "trailing bytes");
+        assert_eq!(Request::decode(b"\x03\x00\x02\xff\xfe\x05"), None, "not UTF-8");
+        assert_eq!(Request::decode(b"\x02\x00\x07weights\x05"), None, "another version");
+        assert_eq!(Request::decode(b"\x03\x00\x07weights"), None, "truncated");
+        assert_eq!(Request::decode(b"\x03\x00\x07weights\x05."), None, "trailing bytes");
         assert_eq!(Request::decode(b"GET / HTTP/1.1"), None);
         for request in
             [Request::Pieces(7, 64), Request::Release(9, true), Request::Release(9, false)]
@@ -107,7 +108,9 @@ mod tests {
     #[test]
     fn replies_of_other_versions_and_kinds_are_refused() {
         let read = |bytes: &[u8]| Reply::decode("test", bytes).map_err(|error| error.kind());
-        for reply in [Reply::Handle(vec![7; 90]), Reply::Pieces, Reply::Unknown, Reply::Denied] {
+        for reply in
+            [Reply::Handle(vec![7; 90], true), Reply::Pieces, Reply::Unknown, Reply::Denied]
+        {
             assert_eq!(read(&reply.encode()), Ok(reply));
         }
         assert_eq!(read(&[VERSION + 1, 2]), Err(ErrorKind::VersionMismatch));
