@@ -1,6 +1,6 @@
 //! The module `fabricast._native`: what the package `fabricast` for Python is made of.
 //!
-//! Modules, each importing only those before it: `structured`, `data_type`, `layout`, `failure`, `arguments`,
+//! Modules, each importing only those before it: `devices`, `structured`, `data_type`, `layout`, `failure`, `arguments`,
 //! `message_type`, `waits`, `exclusive`, `closable`, `array`, `streams`, `caller_stream`, `release`, `kept`, `memory`, `torch_allocator`,
 //! `shared`, `agent`, `publisher`, `topic_publisher`, `subscriber`, `topic`, `node`, `group`, `information`, `log`.
 
@@ -10,6 +10,7 @@ mod array;
 mod caller_stream;
 mod closable;
 mod data_type;
+mod devices;
 mod exclusive;
 mod failure;
 mod group;

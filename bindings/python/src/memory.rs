@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ptr;
 use std::sync::{Arc, Mutex};
 
-use gpu::{DEFAULT_TIMEOUT, Device, DeviceName, Range, View};
+use gpu::{DEFAULT_TIMEOUT, DeviceName, Range, View};
 use ipc::PerProcess;
 use pubsub::MemoryLocation;
 use pyo3::prelude::*;
@@ -15,6 +15,7 @@ use transfer::{Buffer, HostBuffer};
 use crate::arguments::{contiguous, data_type_of, shape_of};
 use crate::array::{Array, Owner, Source};
 use crate::data_type::DataType;
+use crate::devices::open_device;
 use crate::failure::{Failure, Result};
 use crate::kept::{Kept, drop_unused};
 use crate::waits::wait_for_work;
@@ -128,7 +129,7 @@ pub(crate) fn allocate(
         None => (None, new_host_buffer(ALLOCATE, length)?.into()),
         Some(name) => {
             let (memory, stream) = py.detach(|| {
-                let memory = Device::open(name)?.allocate_shared(length, &[])?;
+                let memory = open_device(name)?.allocate_shared(length, &[])?;
                 let stream = memory.mapped_for().stream()?;
                 stream.fill(&memory.whole(), 0)?;
                 Ok::<_, Failure>((memory, stream))
@@ -167,7 +168,7 @@ pub(crate) fn buffer_of(array: &Bound<'_, PyAny>) -> Result<Buffer> {
             Ok(unsafe { HostBuffer::adopt(start, length as usize, Kept::new(source)) }?.into())
         }
         Some(number) => {
-            let device = Device::open(DeviceName::cuda(number))?;
+            let device = open_device(DeviceName::cuda(number))?;
             // SAFETY: the memory of the source, which is kept as long as it is used.
             Ok(unsafe { device.adopt(address, length, Kept::new(source)) }?.into())
         }
@@ -200,7 +201,7 @@ pub(crate) fn memories_of(arrays: &Bound<'_, PyAny>) -> Result<(Vec<Buffer>, Vec
         sources.push(source);
     }
     let Some(number) = device else { return Ok((Vec::new(), Vec::new())) };
-    let device = Device::open(DeviceName::cuda(number))?;
+    let device = open_device(DeviceName::cuda(number))?;
     // SAFETY: the memory of the sources, which are kept as long as it is used, and with them all of
     // their allocations.
     let adopted = unsafe { device.adopt_views(&ranges, Kept::all(sources)) }?;

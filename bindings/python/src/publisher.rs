@@ -4,7 +4,7 @@
 use std::ptr;
 use std::sync::{Arc, Mutex};
 
-use gpu::{Block, CopyMethod, DEFAULT_TIMEOUT, Device, DeviceName};
+use gpu::{Block, CopyMethod, DEFAULT_TIMEOUT, DeviceName};
 use pubsub::{Attempt, Loan, MAX_METADATA, Publisher, PublisherEvent, Sent};
 use pyo3::exceptions::PyBufferError;
 use pyo3::intern;
@@ -16,6 +16,7 @@ use crate::arguments::{contiguous, data_type_of, shape_of};
 use crate::array::{Array, Owner, Source, gather};
 use crate::closable::Closable;
 use crate::data_type::DataType;
+use crate::devices::open_device;
 use crate::failure::{Failure, Result};
 use crate::kept::Kept;
 use crate::layout::Layout;
@@ -176,7 +177,7 @@ fn copy(py: Python<'_>, source: &Source, loan: &mut Loan) -> Result<()> {
             })
         }
         Some(number) => {
-            let device = Device::open(DeviceName::cuda(number))?;
+            let device = open_device(DeviceName::cuda(number))?;
             let start = source.address().wrapping_add_signed(first);
             // SAFETY: of the source, which outlives the copy: it is waited for.
             let memory = unsafe { device.adopt(start, length, ()) }?;
@@ -212,7 +213,7 @@ fn copy(py: Python<'_>, source: &Source, loan: &mut Loan) -> Result<()> {
 /// Keeps array and loan until a copy between them that was not waited for is done.
 fn keep_while_copied(source: Source, loan: Loan) {
     let Some(number) = source.cuda_device() else { return };
-    let point = Device::open(DeviceName::cuda(number))
+    let point = open_device(DeviceName::cuda(number))
         .and_then(|device| device.default_stream())
         .and_then(|stream| stream.point());
     match point {
@@ -448,7 +449,7 @@ impl LoanMemory {
                 None => {
                     // The loan is not given back before the copy, either.
                     self.streams.add(0);
-                    Device::open(device)?.default_stream()?
+                    open_device(device)?.default_stream()?
                 }
             };
             self.loan.with(PUBLISH, |loan| stream.copy(target.slice(), loan.slice()))??;
@@ -480,7 +481,7 @@ impl Owner for LoanMemory {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<()> {
         let read = |loan: &Loan| match loan.device().filter(|device| !is_emulated(*device)) {
             Some(device) => {
-                let stream = Device::open(device)?.default_stream()?;
+                let stream = open_device(device)?.default_stream()?;
                 let start = address - loan.address();
                 let part = loan.slice().slice(start, into.len() as u64)?;
                 Ok(stream.download(&part, into, DEFAULT_TIMEOUT)?)

@@ -6,7 +6,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpu::{DEFAULT_TIMEOUT, Device, DeviceName};
+use gpu::{DEFAULT_TIMEOUT, DeviceName};
 use pubsub::{MemoryLocation, NodeOptions};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
@@ -17,6 +17,7 @@ use transfer::{
 use crate::array::{Array, Owner, Source, gather, zeroed};
 use crate::closable::Closable;
 use crate::data_type::DataType;
+use crate::devices::open_device;
 use crate::failure::{Failure, Result};
 use crate::kept::{Kept, drop_unused};
 use crate::layout::Layout;
@@ -132,7 +133,7 @@ fn copy_to_host(py: Python<'_>, source: &Source, target: u64) -> Result<()> {
         Some(number) => {
             wait_for_writers(py, SHARE, Some(number))?;
             let start = source.address().wrapping_add_signed(first);
-            let device = Device::open(DeviceName::cuda(number))?;
+            let device = open_device(DeviceName::cuda(number))?;
             // SAFETY: the caller has the source, and the copy is waited for.
             let memory = unsafe { device.adopt(start, extent, ()) }?;
             let (mut reached, mut bytes) = (zeroed(SHARE, extent)?, zeroed(SHARE, length as u64)?);
@@ -189,7 +190,7 @@ fn in_place(py: Python<'_>, source: Source, is_read_only: bool) -> Result<Shared
         return Ok(SharedBuffer::of_pool(&memory, &tensor, Kept::new(source))?);
     }
     let tensor = tensor_of(&source, first.unsigned_abs())?;
-    let device = Device::open(DeviceName::cuda(number))?;
+    let device = open_device(DeviceName::cuda(number))?;
     // SAFETY: the memory of the source, which is kept as long as it is used.
     let memory = unsafe { device.adopt(start, length, Kept::new(source)) }?;
     py.detach(|| shared(memory.into(), &tensor, is_read_only))
@@ -374,13 +375,16 @@ pub(crate) fn _open(
     let device = device.map(str::parse::<MemoryLocation>).transpose()?;
     let device = device.map(MemoryLocation::device).transpose()?.flatten();
     let directory = _directory(directory);
-    let open = move || {
-        let device = device.map(Device::open).transpose()?;
-        let (token, device) = (&*token, device.as_ref());
-        Ok::<_, Failure>(transfer::open_of(token, &directory, &owners, device, timeout)?)
+    let device = py.detach(|| device.map(open_device).transpose())?;
+    let opened = match transfer::opened(&token, &directory, &owners, device.as_ref())? {
+        Some(opened) => opened,
+        None => {
+            let open =
+                move || transfer::open_of(&token, &directory, &owners, device.as_ref(), timeout);
+            // Memory for one receiver is not lost by Ctrl-C.
+            interruptibly_or(py, OPEN, open, OpenedBuffer::give_back)?
+        }
     };
-    // Memory for one receiver is not lost by Ctrl-C.
-    let opened = interruptibly_or(py, OPEN, open, OpenedBuffer::give_back)?;
     let Tensor { element, shape, strides, .. } = opened.tensor().clone();
     let is_structure = element == STRUCTURE;
     let (code, bits, lanes) = if is_structure { DataType::UINT8.codes() } else { element.codes() };

@@ -4,9 +4,10 @@
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
-use gpu::{Device, DeviceName, Point, Stream};
+use gpu::{DeviceName, Point, Stream};
 use threads::lock;
 
+use crate::devices::open_device;
 use crate::failure::Result;
 
 /// The streams that use the memory, by their handles.
@@ -40,7 +41,7 @@ impl UsingStreams {
             match &joined {
                 // SAFETY: as in `adopt`.
                 Some((_, first)) => unsafe {
-                    Device::open(device)?.delay_stream(*first, &stream.point()?)?;
+                    open_device(device)?.delay_stream(*first, &stream.point()?)?;
                 },
                 None => joined = Some((stream, handle)),
             }
@@ -64,5 +65,5 @@ pub(crate) fn last_use(device: DeviceName, streams: &UsingStreams) -> Option<(Po
 pub(crate) fn adopt(device: DeviceName, handle: u64) -> Result<Stream> {
     // SAFETY: a consumer of DLPack, or the caller of a transfer, passed its stream: it is of this
     // device, and lives as long as the framework that made it.
-    Ok(unsafe { Device::open(device)?.adopt_stream(handle) }?)
+    Ok(unsafe { open_device(device)?.adopt_stream(handle) }?)
 }

@@ -7,12 +7,13 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex};
 
-use gpu::{Device, DeviceName, Memory, Pool};
+use gpu::{DeviceName, Memory, Pool};
 use ipc::PerProcess;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use threads::lock;
 
+use crate::devices::open_device;
 use crate::failure::Result;
 
 /// The pools of this process, by the numbers of their devices.
@@ -23,7 +24,7 @@ fn pool_of(number: u32) -> gpu::Result<Arc<Pool>> {
     if let Some(pool) = pools.get(&number) {
         return Ok(Arc::clone(pool));
     }
-    let pool = Arc::new(Pool::new(&Device::open(DeviceName::cuda(number))?));
+    let pool = Arc::new(Pool::new(&open_device(DeviceName::cuda(number))?));
     pools.insert(number, Arc::clone(&pool));
     Ok(pool)
 }

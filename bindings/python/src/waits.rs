@@ -4,12 +4,13 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, Sender};
-use gpu::{DEFAULT_TIMEOUT, Device, DeviceName, Stream};
+use gpu::{DEFAULT_TIMEOUT, DeviceName, Stream};
 use ipc::PerProcess;
 use pyo3::marker::Ungil;
 use pyo3::prelude::*;
 use threads::lock;
 
+use crate::devices::open_device;
 use crate::failure::{Failure, Result};
 
 /// After this time at the latest Python's signal handlers run.
@@ -123,7 +124,7 @@ pub(crate) fn wait_for_writers(
     cuda_device: Option<u32>,
 ) -> Result<()> {
     let Some(number) = cuda_device else { return Ok(()) };
-    wait_for_work(py, operation, &Device::open(DeviceName::cuda(number))?.default_stream()?)
+    wait_for_work(py, operation, &open_device(DeviceName::cuda(number))?.default_stream()?)
 }
 
 type Job = Box<dyn FnOnce() + Send>;

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import itertools
 import operator
 import subprocess
 import sys
@@ -71,6 +72,34 @@ def test_empty_arrays_and_single_elements_are_as_those_of_numpy(shape, exchange)
     assert numpy.asarray(array).shape == array.shape == shape
     assert numpy.from_dlpack(array).shape == shape
     assert exchange(array).array.shape == shape
+
+
+ARRAY_API_TYPES = (
+    "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float32 float64 complex64 complex128".split()
+)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2,), (2, 1, 2), (2, 0, 2)])
+@pytest.mark.parametrize("dtype", ARRAY_API_TYPES)
+def test_dlpack_has_the_options_of_the_array_api(dtype, shape):
+    """As the DLPack part of array-api-tests has it, with arrays without dimensions, too."""
+    array = fabricast.allocate(shape, dtype)
+    array[...] = numpy.ones(shape, dtype)
+    kind, number = array.__dlpack_device__()
+    assert (int(kind), number) == (1, 0)
+    for copy, version, device in itertools.product(
+        (None, False, True), (None, (0, 8), (1, 0), (2, 0)), (None, (1, 0))
+    ):
+        capsule = array.__dlpack__(copy=copy, max_version=version, dl_device=device)
+        assert ("dltensor_versioned" in repr(capsule)) == (version is not None and version >= (1, 0))
+    for copy in (None, False, True):
+        received = numpy.from_dlpack(array, copy=copy, device="cpu")
+        assert (received.dtype, received.shape) == (numpy.dtype(dtype), shape)
+        assert numpy.array_equal(received, numpy.asarray(array))
+        if received.size:
+            assert numpy.shares_memory(received, numpy.asarray(array)) == (copy is not True)
+    with pytest.raises(BufferError, match="not copied to another device"):
+        array.__dlpack__(dl_device=(2, 0))
 
 
 def test_weak_references():

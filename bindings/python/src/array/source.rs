@@ -4,7 +4,7 @@
 use std::ffi::CStr;
 use std::ptr;
 
-use gpu::{Device, DeviceName};
+use gpu::DeviceName;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -13,6 +13,7 @@ use pyo3::types::{PyDict, PyTuple};
 use super::{Array, dlpack};
 use crate::arguments::data_type_of;
 use crate::data_type::DataType;
+use crate::devices::open_device;
 use crate::failure::{Failure, Result};
 use crate::layout::Layout;
 
@@ -378,7 +379,7 @@ fn wait_for_producer(operation: &'static str, number: u32, handle: u64) -> Resul
         }
         handle => handle,
     };
-    let device = Device::open(DeviceName::cuda(number))?;
+    let device = open_device(DeviceName::cuda(number))?;
     // SAFETY: the producer says that it is a stream of the device, which it has.
     let producer = unsafe { device.adopt_stream(handle) }?;
     if !producer.is_done()? {
