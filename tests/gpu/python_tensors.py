@@ -637,6 +637,52 @@ def measure_topic(size, waiting):
         return 1e6 * statistics.median(times[50:])
 
 
+def _echo_by_token(connection, directory, waiting):
+    with fabricast.Node(directory, waiting=waiting) as node:
+        subscriber = node.open("tokens").subscriber()
+        publisher = node.open("replies").publisher()
+        connection.send("ready")
+        held, touches = [], []
+        for sample in subscriber:
+            token = sample.array.tobytes()
+            sample.release()
+            if token == b"end":
+                connection.send(1e6 * statistics.median(touches[50:]))
+                return
+            tensor = fabricast.torch.open(token, directory=directory)
+            # The memory stays mapped.
+            held = held or [tensor]
+            start = time.perf_counter()
+            tensor.view(-1)[:1].clone()
+            torch.cuda.synchronize()
+            touches.append(time.perf_counter() - start)
+            publisher.publish(b"done")
+            del tensor
+
+
+def measure_token(tensor, waiting):
+    """Like `measure_topic`, for a tensor that is shared by its token: also the median of the touch by the other
+    process."""
+    with tempfile.TemporaryDirectory() as directory, fabricast.Node(directory, waiting=waiting) as node:
+        publisher = node.topic("tokens").publisher()
+        replies = node.topic("replies").subscriber()
+        child = Child(_echo_by_token, directory, waiting)
+        assert child.hear() == "ready"
+        publisher.wait_for_subscribers()
+        times = []
+        with fabricast.share(tensor, directory=directory) as shared:
+            token = shared.token
+            for _ in range(200):
+                start = time.perf_counter()
+                publisher.publish(token)
+                replies.pull().release()
+                times.append(time.perf_counter() - start)
+            publisher.publish(b"end")
+            touch = child.hear()
+            child.finish()
+        return 1e6 * statistics.median(times[50:]), touch
+
+
 def measure():
     torch.cuda.set_device(0)
     _measure()
@@ -701,6 +747,11 @@ def _measure():
             print(
                 f"{size >> 20} MiB: loan of a topic, waiting {waiting}: {topic:.0f} us, "
                 f"{medians['torch'] / topic:.1f} times as fast"
+            )
+            token, touch = measure_token(tensor, waiting)
+            print(
+                f"{size >> 20} MiB: token of a topic, waiting {waiting}: {token:.0f} us, of which the touch "
+                f"{touch:.0f} us: {medians['torch'] / token:.1f} times as fast"
             )
         del tensor, ordinary
     use(plain_reducers)
