@@ -28,7 +28,8 @@ pub enum WaitStrategy {
     /// Sleeps at once.
     Block,
     /// Polls for some time, and then sleeps. The time adapts: it grows when a wait took less than
-    /// `max`, with or without a sleep, and shrinks otherwise.
+    /// `max`, with or without a sleep, and shrinks otherwise. Other threads of the core run between
+    /// two looks.
     Adaptive {
         /// How long it polls now.
         now: Duration,
@@ -65,6 +66,9 @@ impl WaitStrategy {
 /// Polls between two reads of the clock. In a model each poll may happen at any moment, so one
 /// is enough.
 const POLLS_PER_CLOCK_READ: u32 = if cfg!(loom) { 1 } else { 16 };
+/// After this time a thread that polls lets others of its core run between two looks: the thread
+/// that it waits for may be one of them.
+const POLLS_ALONE: Duration = Duration::from_micros(3);
 /// The longest sleep. A process that is killed between its store and its ring leaves sleepers
 /// behind; reclaiming it wakes them ([`Doorbell::ring_unconditionally`]). The limit bounds the
 /// delay by a process that is stopped there, and by unknown faults.
@@ -175,6 +179,7 @@ impl<W: Words> Doorbell<W> {
             WaitStrategy::Block => start,
             WaitStrategy::Adaptive { now, .. } => deadline.min(start + now),
         };
+        let gives_way = *spin != WaitStrategy::Busy && !cfg!(loom);
         loop {
             for _ in 0..POLLS_PER_CLOCK_READ {
                 self.words.pause();
@@ -189,6 +194,9 @@ impl<W: Words> Doorbell<W> {
             }
             if now >= spin_end {
                 break;
+            }
+            if gives_way && now >= start + POLLS_ALONE {
+                std::thread::yield_now();
             }
         }
         let found = self.sleep_until(deadline, look);
