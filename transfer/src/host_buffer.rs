@@ -207,7 +207,9 @@ impl HostBuffer {
     pub(crate) fn export(&self, is_writable: bool) -> Result<OwnedFd> {
         let operation = "export host memory";
         match &*self.0.body {
-            Backing::ReadOnly(_) => Err(failed(operation)("the memory belongs to another process")),
+            Backing::ReadOnly(_) => Err(failed(operation)(
+                "it was opened for reading only: pass on the token by which it was opened",
+            )),
             Backing::PrivateMemory(_) => Err(failed(operation)("other processes cannot map it")),
             Backing::Shared(segment) if is_writable => segment
                 .as_fd()

@@ -11,7 +11,8 @@ use pubsub::{MemoryLocation, NodeOptions};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use transfer::{
-    Admission, Buffer, ElementType, OpenedBuffer, Share, SharedBuffer, SharedName, Tensor,
+    Admission, Buffer, ElementType, ErrorKind, OpenedBuffer, Share, SharedBuffer, SharedName,
+    Tensor,
 };
 
 use crate::array::{Array, Owner, Source, gather, zeroed};
@@ -203,6 +204,14 @@ pub(crate) fn _directory(directory: Option<PathBuf>) -> PathBuf {
     directory.unwrap_or_else(NodeOptions::default_directory)
 }
 
+/// A name that no memory can have is an argument of the caller.
+fn of_name(error: transfer::Error) -> Failure {
+    match error.kind() {
+        ErrorKind::Malformed => Failure::from(error).with_class("InvalidArgument"),
+        _ => error.into(),
+    }
+}
+
 /// Where memory is found, and by whom: the directory, the name, and further users and groups.
 #[derive(FromPyObject)]
 pub(crate) struct Audience(Option<PathBuf>, Option<String>, Vec<u32>, Vec<u32>);
@@ -215,7 +224,8 @@ impl Audience {
         let admission = Admission { users: [own.users, users].concat(), groups };
         py.detach(|| {
             let share = transfer::share_with(&_directory(directory), buffer, &admission)?;
-            let name = name.map(|name| share.publish_name(&name)).transpose()?;
+            let publish = |name: String| share.publish_name(&name).map_err(of_name);
+            let name = name.map(publish).transpose()?;
             Ok((share, name))
         })
     }
@@ -355,7 +365,7 @@ pub(crate) fn _token_of_name<'py>(
     name: &str,
     directory: Option<PathBuf>,
 ) -> Result<Option<Bound<'py, PyBytes>>> {
-    let found = transfer::shared_under_name(&_directory(directory), name)?;
+    let found = transfer::shared_under_name(&_directory(directory), name).map_err(of_name)?;
     Ok(found.map(|token| PyBytes::new(py, &token)))
 }
 

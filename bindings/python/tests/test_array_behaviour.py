@@ -74,6 +74,42 @@ def test_empty_arrays_and_single_elements_are_as_those_of_numpy(shape, exchange)
     assert exchange(array).array.shape == shape
 
 
+def test_operators_are_those_of_numpy(matrix, exchange):
+    same = numpy.array([[1, 2, 3], [4, 5, 6]], "float32")
+    assert numpy.array_equal(matrix * 2 + 1, same * 2 + 1) and isinstance(matrix + 1, numpy.ndarray)
+    assert numpy.array_equal(1 - matrix, 1 - same) and numpy.array_equal(-matrix, -same)
+    assert numpy.array_equal(same + matrix, same + same) and numpy.array_equal(matrix + matrix, same + same)
+    assert (matrix @ numpy.ones(3)).tolist() == [6, 15]
+    whole = matrix
+    whole += 1
+    whole /= 2
+    assert whole is matrix and numpy.array_equal(numpy.asarray(matrix), (same + 1) / 2)
+    small = fabricast.allocate(5, "int4")
+    small += 3
+    small -= numpy.arange(5, dtype=small.dtype)
+    assert small[...].astype(int).tolist() == [3, 2, 1, 0, -1]
+    integers = fabricast.allocate(2, "int32")
+    with pytest.raises(TypeError, match="Cannot cast"):
+        integers += 0.5
+    received = exchange(matrix).array
+    with pytest.raises(ValueError, match="read-only"):
+        received += 1
+    with pytest.raises(TypeError, match="unsupported operand|could not be"):
+        matrix + object()
+
+
+def test_values_that_would_lose_something_are_refused(exchange):
+    masked = numpy.ma.array([1, 2, 3], mask=[0, 1, 0])
+    with pytest.raises(errors.InvalidArgument, match="filled"):
+        exchange(masked)
+    with pytest.raises(errors.InvalidArgument, match="filled"):
+        fabricast.share(masked, copy=True)
+    for value in (numpy.datetime64("2026-01-01"), numpy.timedelta64(3, "s")):
+        with pytest.raises(errors.InvalidArgument, match="view"):
+            exchange(value)
+    assert exchange(numpy.float32(2.5)).array[()] == 2.5
+
+
 ARRAY_API_TYPES = (
     "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float32 float64 complex64 complex128".split()
 )

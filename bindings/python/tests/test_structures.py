@@ -245,8 +245,10 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("name", ["", "a/b", "x" * 129, "a\n"])
 def test_names_that_cannot_be_used_say_why(name, tmp_path):
-    with pytest.raises(errors.Malformed, match="1 to 128 bytes"):
+    with pytest.raises(errors.InvalidArgument, match="1 to 128 bytes"):
         fabricast.share(fabricast.allocate(1), name=name, directory=tmp_path)
+    with pytest.raises(errors.InvalidArgument, match="1 to 128 bytes"):
+        fabricast.open(name, timeout=0, directory=tmp_path)
 
 
 @pytest.mark.parametrize("token", [3, None, 2.5, ["weights"]])

@@ -56,6 +56,15 @@ fn read(path: &Path) -> std::io::Result<Option<Vec<u8>>> {
     }
 }
 
+fn unreadable(operation: &'static str, path: &Path, error: std::io::Error) -> Error {
+    if error.kind() != IoErrorKind::PermissionDenied {
+        return failed(operation)(error).at(path);
+    }
+    let detail = "this user may not read it. Its owner names this user when it shares the memory, in a \
+                  directory that this user can enter";
+    Error::new(operation, ErrorKind::Denied, detail).at(path)
+}
+
 /// Does a process serve the memory of this token?
 fn is_served(token: &[u8], directory: &Path) -> bool {
     token::read(token, directory)
@@ -111,11 +120,17 @@ impl SharedName {
         let system = |error: std::io::Error| failed(SHARE)(error).at(&path);
         let _alone = DirectoryLock::take(directory).map_err(failed(SHARE))?;
         remove_stale(directory);
-        // A stale one was removed.
-        if read(&path).map_err(system)?.is_some() {
-            let detail = format!(
-                "a process shares memory under the name {name:?} already. Use another name, or end it first"
-            );
+        // A stale one of this user was removed.
+        if let Some(other) = read(&path).map_err(|error| unreadable(SHARE, &path, error))? {
+            let detail = match is_served(&other, directory) {
+                true => format!(
+                    "a process shares memory under the name {name:?} already. Use another name, or end it first"
+                ),
+                false => format!(
+                    "an ended process of another user left the name {name:?}. Use another name, or let \
+                     that user remove it: fabricast clean"
+                ),
+            };
             return Err(Error::new(SHARE, ErrorKind::TooMany, detail).at(&path));
         }
         let part = directory.join(format!(".{PREFIX}{}", digits(random(SHARE)?)));
@@ -154,10 +169,10 @@ impl Drop for SharedName {
 /// none, or its process has ended.
 ///
 /// # Errors
-/// [`Malformed`](ErrorKind::Malformed) for a name that no memory has; [`Failed`](ErrorKind::Failed) if
-/// the file of the name cannot be read.
+/// [`Malformed`](ErrorKind::Malformed) for a name that no memory has; [`Denied`](ErrorKind::Denied) if
+/// this user may not read the file of the name; [`Failed`](ErrorKind::Failed).
 pub fn shared_under_name(directory: &Path, name: &str) -> Result<Option<Vec<u8>>> {
     let path = path_of(FIND, directory, name)?;
-    let found = read(&path).map_err(|error| failed(FIND)(error).at(&path))?;
+    let found = read(&path).map_err(|error| unreadable(FIND, &path, error))?;
     Ok(found.filter(|token| is_served(token, directory)))
 }

@@ -44,10 +44,13 @@ from fabricast._native import (
     card_info,
 )
 from fabricast._log import forward_log
+from fabricast._operators import add_operators as _add_operators
 from fabricast._sharing import open as open
 from fabricast._sharing import share
 from fabricast._wait import wait
 from fabricast.errors import Error
+
+_add_operators()
 
 # Without "open": `from fabricast import *` leaves that of Python.
 __all__ = [

@@ -59,7 +59,8 @@ def share(
     host, and promise not to write to memory of a device.
 
     A structure is a `dict`, `list` or `tuple` of arrays, numbers, texts and further structures: it has one token and,
-    copied, one segment of memory.
+    copied, one segment of memory. Others open these types, also if it has subclasses of them, such as `OrderedDict` or a
+    `namedtuple`.
 
     Other processes of this user may open it, and those of `users` and `groups`: names or numbers. For these, `directory`
     must be one that they can enter.

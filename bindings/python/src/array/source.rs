@@ -8,7 +8,8 @@ use gpu::DeviceName;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
 
 use super::{Array, dlpack};
 use crate::arguments::data_type_of;
@@ -64,6 +65,7 @@ impl Source {
         }
         // SAFETY: an object of Python, with its lock held.
         if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
+            refuse_lossy_buffer(operation, object)?;
             match Self::of_buffer(operation, object) {
                 Ok(Some(found)) => return Ok(found),
                 Ok(None) => {
@@ -365,6 +367,28 @@ impl HostBytes {
             unsafe { ptr::copy_nonoverlapping(from, into.add(number * row_bytes), row_bytes) };
         }
     }
+}
+
+/// Refuses an object of NumPy whose buffer has less than the object: the bytes of a date, and the
+/// elements of a masked array.
+fn refuse_lossy_buffer(operation: &'static str, object: &Bound<'_, PyAny>) -> Result<()> {
+    static NDARRAY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let kind = object.get_type();
+    if kind.is(NDARRAY.import(object.py(), "numpy", "ndarray")?)
+        || object.is_exact_instance_of::<PyBytes>()
+    {
+        return Ok(());
+    }
+    if object.hasattr("_mask")? {
+        let cause = "a masked array would lose its mask: use array.filled(value), and publish or \
+                     share array.mask, too";
+        return Err(Failure::invalid(operation, cause));
+    }
+    // Of an element by itself.
+    if let Some(dtype) = object.getattr_opt("dtype")? {
+        data_type_of(operation, &dtype)?;
+    }
+    Ok(())
 }
 
 /// Lets the default stream of a device wait for the stream that writes an array.
