@@ -62,7 +62,7 @@ pub use service_copies::{CopyPair, ServiceCopies};
 pub use share::{OpenedBuffer, Opener, SharedBuffer};
 pub use share_service::{
     MAX_NAME_LENGTH, MAX_SHARED_NAME_LENGTH, SHORT_TOKEN_LENGTH, Share, ShareClient, ShareService,
-    SharedName, clean_names, default_directory, is_token, open, open_of, opened, share, share_with,
+    SharedName, clean_names, default_directory, is_token, open, open_of, share, share_with,
     shared_under_name,
 };
 pub use tensor::{ElementType, MAX_DIMENSIONS, Tensor};

@@ -6,7 +6,6 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -228,8 +227,6 @@ pub struct OpenedBuffer {
     is_read_only: bool,
     /// Notifies the owner of the memory when it is dropped.
     _hold: Option<Arc<dyn fmt::Debug + Send + Sync>>,
-    /// What the owner is told then.
-    is_used: Option<Arc<AtomicBool>>,
 }
 
 impl OpenedBuffer {
@@ -275,19 +272,8 @@ impl OpenedBuffer {
         self.buffer.address() + self.tensor.byte_offset
     }
 
-    /// Gives it back without a use: memory for one receiver can be opened again.
-    pub fn give_back(self) {
-        if let Some(is_used) = &self.is_used {
-            is_used.store(false, Ordering::Relaxed);
-        }
-    }
-
-    pub(crate) fn held(
-        self,
-        hold: Arc<dyn fmt::Debug + Send + Sync>,
-        is_used: Arc<AtomicBool>,
-    ) -> Self {
-        Self { _hold: Some(hold), is_used: Some(is_used), ..self }
+    pub(crate) fn held(self, hold: Arc<dyn fmt::Debug + Send + Sync>) -> Self {
+        Self { _hold: Some(hold), ..self }
     }
 }
 
@@ -439,7 +425,6 @@ impl Opener {
             tensor: metadata.tensor.clone(),
             is_read_only: metadata.is_read_only,
             _hold: None,
-            is_used: None,
         };
         let key = (metadata.identity, device.map(Device::name));
         if let Some(buffer) = mapped_as(&lock(&self.mapped), key, metadata)? {

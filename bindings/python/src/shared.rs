@@ -3,13 +3,14 @@
 
 use std::path::PathBuf;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gpu::{DEFAULT_TIMEOUT, DeviceName};
 use pubsub::{MemoryLocation, NodeOptions};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
+use threads::lock;
 use transfer::{
     Admission, Buffer, ElementType, ErrorKind, OpenedBuffer, Share, SharedBuffer, SharedName,
     Tensor,
@@ -26,7 +27,7 @@ use crate::memory::{OwnMemory, address_of, find, new_host_buffer};
 use crate::release::drop_after;
 use crate::streams::{UsingStreams, last_use};
 use crate::torch_allocator::find_in_pool;
-use crate::waits::{Timeout, interruptibly_or, wait_for_writers};
+use crate::waits::{Timeout, wait_for_writers};
 
 const SHARE: &str = "share memory";
 const OPEN: &str = "open shared memory";
@@ -386,15 +387,22 @@ pub(crate) fn _open(
     let device = device.map(MemoryLocation::device).transpose()?.flatten();
     let directory = _directory(directory);
     let device = py.detach(|| device.map(open_device).transpose())?;
-    let opened = match transfer::opened(&token, &directory, &owners, device.as_ref())? {
-        Some(opened) => opened,
-        None => {
-            let open =
-                move || transfer::open_of(&token, &directory, &owners, device.as_ref(), timeout);
-            // Memory for one receiver is not lost by Ctrl-C.
-            interruptibly_or(py, OPEN, open, OpenedBuffer::give_back)?
+    let interrupted = Mutex::new(None);
+    let goes_on = || match Python::attach(|py| py.check_signals()) {
+        Ok(()) => true,
+        Err(error) => {
+            *lock(&interrupted) = Some(error);
+            false
         }
     };
+    let opened = py.detach(|| {
+        transfer::open_of(&token, &directory, &owners, device.as_ref(), timeout, &goes_on)
+    });
+    // Ctrl-C.
+    if let Some(error) = lock(&interrupted).take() {
+        return Err(error.into());
+    }
+    let opened = opened?;
     let Tensor { element, shape, strides, .. } = opened.tensor().clone();
     let is_structure = element == STRUCTURE;
     let (code, bits, lanes) = if is_structure { DataType::UINT8.codes() } else { element.codes() };

@@ -180,25 +180,11 @@ pub(crate) fn interruptibly<T: Send + 'static, E: Into<Failure> + Send + 'static
     operation: &'static str,
     call: impl FnOnce() -> std::result::Result<T, E> + Send + 'static,
 ) -> Result<T> {
-    interruptibly_or(py, operation, call, drop)
-}
-
-/// Like [`interruptibly`], but the result of a call that goes on is abandoned in this way.
-pub(crate) fn interruptibly_or<T: Send + 'static, E: Into<Failure> + Send + 'static>(
-    py: Python<'_>,
-    operation: &'static str,
-    call: impl FnOnce() -> std::result::Result<T, E> + Send + 'static,
-    abandon: impl FnOnce(T) + Send + 'static,
-) -> Result<T> {
     // Without room: the result is received, or not sent.
     let (sender, receiver) = crossbeam_channel::bounded(0);
     let job = move || {
         // Without a receiver the caller was interrupted.
-        if let Err(unsent) = sender.send(call())
-            && let Ok(value) = unsent.into_inner()
-        {
-            abandon(value);
-        }
+        let _ = sender.send(call());
     };
     py.detach(|| run_in_thread(operation, Box::new(job)))?;
     loop {

@@ -135,6 +135,37 @@ def test_memory_for_one_receiver(tmp_path):
         fabricast.open(token)
 
 
+def test_interrupted_opening_leaves_the_memory_to_its_receiver(tmp_path):
+    here, there = fork.Pipe()
+
+    def owner():
+        mine = fabricast.allocate((4,), "int64")
+        mine[...] = 7
+        there.send_bytes(fabricast.share(mine, directory=tmp_path).for_one_receiver())
+        time.sleep(60)
+
+    child = fork.Process(target=owner)
+    child.start()
+    token = here.recv_bytes()
+    os.kill(child.pid, signal.SIGSTOP)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        begin = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            fabricast.open(token, timeout=30)
+        assert time.monotonic() - begin < 10
+        with pytest.raises(errors.DeadlineExceeded):
+            fabricast.open(token, timeout=0.3)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        os.kill(child.pid, signal.SIGCONT)
+    # The owner hears of the interrupted calls first.
+    assert numpy.asarray(fabricast.open(token)).sum() == 28
+    child.kill()
+    child.join()
+
+
 def test_memory_outlives_its_owner(tmp_path):
     here, there = fork.Pipe()
 

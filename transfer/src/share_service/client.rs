@@ -27,6 +27,32 @@ const FORGET_ABOVE: usize = 64;
 const RETRY_BACKOFF: RetryBackoff =
     RetryBackoff::new(Duration::from_millis(10), Duration::from_millis(200));
 
+/// Between two questions whether a wait goes on.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// How long a call waits for a service: until a deadline, and as long as its caller wants. A call that
+/// its caller ended fails as at the deadline.
+#[derive(Clone, Copy)]
+pub(super) struct Wait<'a> {
+    pub(super) end: Instant,
+    pub(super) goes_on: &'a dyn Fn() -> bool,
+}
+
+impl Wait<'_> {
+    fn in_slices<T>(
+        self,
+        step: impl Fn(Duration) -> std::result::Result<T, ChannelError>,
+    ) -> std::result::Result<T, ChannelError> {
+        loop {
+            let left = remaining(self.end);
+            match step(left.min(SLICE)) {
+                Err(ChannelError::DeadlineExceeded { .. }) if left > SLICE && (self.goes_on)() => {}
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
 /// Opens shared memory of a service. Threads may share a client: concurrent calls have a connection
 /// each.
 ///
@@ -96,7 +122,7 @@ struct HeldByService {
     connection: Arc<Connection>,
     number: u64,
     /// Has it been mapped, or passed on?
-    is_used: Arc<AtomicBool>,
+    is_used: AtomicBool,
 }
 
 impl Drop for HeldByService {
@@ -127,10 +153,11 @@ impl ShareClient {
     /// As for [`connect`](Self::connect).
     pub fn connect_trusting(path: &Path, users: &[u32], timeout: Duration) -> Result<Self> {
         let end = ipc::deadline(timeout);
+        let wait = Wait { end, goes_on: &|| true };
         let client = Self::new(path, users);
         let mut backoff = RETRY_BACKOFF;
         let connection = loop {
-            match client.connect_once(CONNECT, end) {
+            match client.connect_once(CONNECT, wait) {
                 Err(error) if error.kind() == ErrorKind::Closed && Instant::now() < end => {}
                 Err(error) if error.kind() == ErrorKind::Closed => {
                     return Err(error.with_kind(ErrorKind::DeadlineExceeded));
@@ -163,8 +190,9 @@ impl ShareClient {
     /// service ended or closed each connection until the timeout, [`Forked`](ErrorKind::Forked) in
     /// a child of the process that connected.
     pub fn handle(&self, name: &str, timeout: Duration) -> Result<Handle> {
-        self.with_connection(name, ipc::deadline(timeout), |connection, end| {
-            let mut pieces = self.request_handle(connection, name, end)?;
+        let wait = Wait { end: ipc::deadline(timeout), goes_on: &|| true };
+        self.with_connection(name, wait, |connection| {
+            let mut pieces = self.request_handle(connection, name, wait)?;
             let count = pieces.metadata.pieces();
             let descriptors = (0..count).map(|_| pieces.next()).collect::<Result<_>>()?;
             pieces.held.is_used.store(true, Ordering::Relaxed);
@@ -183,8 +211,19 @@ impl ShareClient {
         device: Option<&Device>,
         timeout: Duration,
     ) -> Result<OpenedBuffer> {
-        self.with_connection(name, ipc::deadline(timeout), |connection, end| {
-            let mut pieces = self.request_handle(connection, name, end)?;
+        let wait = Wait { end: ipc::deadline(timeout), goes_on: &|| true };
+        self.open_in(name, device, wait)
+    }
+
+    /// Like [`open`](Self::open), with a wait that its caller may end.
+    pub(super) fn open_in(
+        &self,
+        name: &str,
+        device: Option<&Device>,
+        wait: Wait<'_>,
+    ) -> Result<OpenedBuffer> {
+        self.with_connection(name, wait, |connection| {
+            let mut pieces = self.request_handle(connection, name, wait)?;
             let metadata = pieces.metadata.clone();
             let opener = Opener::shared();
             let opened = opener.open_pieces(&metadata, device, &mut || pieces.next());
@@ -192,13 +231,12 @@ impl ShareClient {
             if metadata.is_of_pool {
                 opener.keep(&opened);
             }
-            let is_used = Arc::clone(&pieces.held.is_used);
             let held = Arc::new(pieces.held);
-            is_used.store(true, Ordering::Relaxed);
+            held.is_used.store(true, Ordering::Relaxed);
             if !pieces.is_for_one {
                 self.remember(name, metadata, &held);
             }
-            Ok(opened.held(held, is_used))
+            Ok(opened.held(held))
         })
     }
 
@@ -221,18 +259,17 @@ impl ShareClient {
             let known = opened.get(name)?;
             (known.metadata.clone(), known.held.upgrade()?)
         };
-        let is_used = Arc::clone(&held.is_used);
         let no_piece = &mut || Err(self.failed(ErrorKind::Unknown, "it is not mapped"));
         let opened = Opener::shared().open_pieces(&metadata, device, no_piece).ok()?;
-        Some(opened.held(held, is_used))
+        Some(opened.held(held))
     }
 
     /// Makes a call with a connection that is not used by another one.
     fn with_connection<T>(
         &self,
         name: &str,
-        end: Instant,
-        call: impl Fn(&Arc<Connection>, Instant) -> Result<T>,
+        wait: Wait<'_>,
+        call: impl Fn(&Arc<Connection>) -> Result<T>,
     ) -> Result<T> {
         check_fork(self.fork_generation, REQUEST)?;
         if !is_name(name) {
@@ -242,7 +279,7 @@ impl ShareClient {
             outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Closed)
         };
         let attempt = |connection: Arc<Connection>| {
-            let outcome = call(&connection, end);
+            let outcome = call(&connection);
             // After other errors a reply may still arrive, or the service has closed it.
             let is_answered = outcome.as_ref().map_or_else(is_of_complete_reply, |_| true);
             if is_answered && lock(&self.idle).len() < MAX_IDLE {
@@ -260,9 +297,9 @@ impl ShareClient {
         // The service limits connections per user, and more threads may request at once.
         let mut backoff = RETRY_BACKOFF;
         loop {
-            let outcome = attempt(self.connect_once(REQUEST, end)?);
+            let outcome = attempt(self.connect_once(REQUEST, wait)?);
             let pause = backoff.next_pause();
-            if !is_closed(&outcome) || remaining(end) <= pause {
+            if !is_closed(&outcome) || remaining(wait.end) <= pause || !(wait.goes_on)() {
                 return outcome;
             }
             std::thread::sleep(pause);
@@ -279,9 +316,10 @@ impl ShareClient {
 
     /// A new connection. [`Closed`](ErrorKind::Closed) if no service listens, as before a service
     /// starts and after it ended.
-    fn connect_once(&self, operation: &'static str, end: Instant) -> Result<Arc<Connection>> {
+    fn connect_once(&self, operation: &'static str, wait: Wait<'_>) -> Result<Arc<Connection>> {
         use std::io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied};
-        let channel = Channel::connect(&self.path, remaining(end)).map_err(|error| {
+        let channel = wait.in_slices(|slice| Channel::connect(&self.path, slice));
+        let channel = channel.map_err(|error| {
             let kind = match &error {
                 ChannelError::System { cause, .. } => match cause.kind() {
                     // No process listens there.
@@ -313,14 +351,17 @@ impl ShareClient {
         &'a self,
         connection: &Arc<Connection>,
         name: &str,
-        end: Instant,
+        wait: Wait<'a>,
     ) -> Result<HandlePieces<'a>> {
         let number = connection.next.fetch_add(1, Ordering::Relaxed);
         // Also released if the reply is late.
-        let held =
-            HeldByService { connection: Arc::clone(connection), number, is_used: Arc::default() };
+        let held = HeldByService {
+            connection: Arc::clone(connection),
+            number,
+            is_used: AtomicBool::new(false),
+        };
         let request = Request::Open(name.to_owned(), number);
-        let (reply, _) = self.exchange(connection, &request, end)?;
+        let (reply, _) = self.exchange(connection, &request, wait)?;
         let (kind, detail) = match reply {
             Reply::Handle(bytes, is_for_one) => {
                 let metadata =
@@ -332,7 +373,7 @@ impl ShareClient {
                     held,
                     received: VecDeque::new(),
                     taken: 0,
-                    end,
+                    wait,
                 });
             }
             Reply::Unknown => (ErrorKind::Unknown, format!("no memory is shared as \"{name}\"")),
@@ -349,18 +390,20 @@ impl ShareClient {
         &self,
         connection: &Connection,
         request: &Request,
-        end: Instant,
+        wait: Wait<'_>,
     ) -> Result<(Reply, Vec<OwnedFd>)> {
         connection.send_released();
         let channel = &connection.channel;
         let of_channel = |error| self.with_path(Error::caused_by(REQUEST, error));
         // A service that refused this client has closed already. Its reply has the cause, and
         // arrives after the error of the send.
-        let sent = channel.send(&request.encode(), &[], remaining(end)).map_err(of_channel);
-        let received = channel.receive(remaining(end)).or_else(|error| match error {
-            ChannelError::Closed => channel.receive(Duration::ZERO),
-            other => Err(other),
-        });
+        let sent = wait.in_slices(|slice| channel.send(&request.encode(), &[], slice));
+        let sent = sent.map_err(of_channel);
+        let received =
+            wait.in_slices(|slice| channel.receive(slice)).or_else(|error| match error {
+                ChannelError::Closed => channel.receive(Duration::ZERO),
+                other => Err(other),
+            });
         let message = received.map_err(|error| sent.err().unwrap_or_else(|| of_channel(error)))?;
         let reply =
             Reply::decode(REQUEST, &message.bytes).map_err(|error| self.with_path(error))?;
@@ -382,7 +425,7 @@ struct HandlePieces<'a> {
     held: HeldByService,
     received: VecDeque<OwnedFd>,
     taken: usize,
-    end: Instant,
+    wait: Wait<'a>,
 }
 
 impl HandlePieces<'_> {
@@ -390,7 +433,7 @@ impl HandlePieces<'_> {
         if self.received.is_empty() && self.taken < self.metadata.pieces() {
             let request = Request::Pieces(self.held.number, self.taken as u32);
             let (reply, descriptors) =
-                self.client.exchange(&self.held.connection, &request, self.end)?;
+                self.client.exchange(&self.held.connection, &request, self.wait)?;
             match reply {
                 Reply::Pieces => self.received.extend(descriptors),
                 Reply::Failed(cause) => return Err(self.client.failed(ErrorKind::Failed, cause)),

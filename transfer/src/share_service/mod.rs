@@ -28,7 +28,7 @@ use crate::socket_server::{Handler, SocketServer};
 
 pub use client::ShareClient;
 pub use names::{MAX_SHARED_NAME_LENGTH, SharedName, clean_names, shared_under_name};
-pub use process::{Share, default_directory, open, open_of, opened, share, share_with};
+pub use process::{Share, default_directory, open, open_of, share, share_with};
 pub use protocol::MAX_NAME_LENGTH;
 pub use token::{SHORT_TOKEN_LENGTH, is_token};
 

@@ -12,6 +12,7 @@ use gpu::Device;
 use ipc::{ChannelListener, Credentials, DirectoryLock, ForkGeneration, PerProcess};
 use threads::lock;
 
+use super::client::Wait;
 use super::names::{self, SharedName};
 use super::token::{SOCKET_PREFIX, digits, read, socket_in, token_of};
 use super::{Published, ShareClient, ShareService};
@@ -262,22 +263,25 @@ pub fn open(
     device: Option<&Device>,
     timeout: Duration,
 ) -> Result<OpenedBuffer> {
-    open_of(token, directory, &[], device, timeout)
+    open_of(token, directory, &[], device, timeout, &|| true)
 }
 
 /// Maps memory by its token, as [`open`], which a process of one of these users may share, too, beside
-/// the own user and root.
+/// the own user and root. While it waits, it asks `goes_on` every 50 ms: false ends the call. Memory for
+/// one receiver can be opened again then.
 ///
 /// # Errors
 /// Those of [`open`]; [`Denied`](ErrorKind::Denied) if another user shares it, or does not admit this
-/// one.
+/// one; [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if the caller ended it.
 pub fn open_of(
     token: &[u8],
     directory: &Path,
     users: &[u32],
     device: Option<&Device>,
     timeout: Duration,
+    goes_on: &dyn Fn() -> bool,
 ) -> Result<OpenedBuffer> {
+    let wait = Wait { end: ipc::deadline(timeout), goes_on };
     let (name, path) = read(token, directory)?;
     let key = (path.clone(), users.to_vec());
     let client = {
@@ -291,7 +295,7 @@ pub fn open_of(
     if let Some(opened) = client.opened(&name, device) {
         return Ok(opened);
     }
-    client.open(&name, device, timeout).map_err(|error| match error.kind() {
+    client.open_in(&name, device, wait).map_err(|error| match error.kind() {
         ErrorKind::Closed => {
             lock(CLIENTS.get()).remove(&key);
             let detail =
@@ -304,38 +308,4 @@ pub fn open_of(
         }
         _ => error,
     })
-}
-
-/// Memory that this process has [opened](open_of) by this token and still uses; None otherwise, or if
-/// it is not mapped for this device. It never waits.
-///
-/// ```
-/// # let directory = std::env::temp_dir().join(format!("fabricast-opened-{}", std::process::id()));
-/// use std::time::Duration;
-/// use transfer::{ElementType, HostBuffer, SharedBuffer, Tensor};
-/// let memory = HostBuffer::new(4096)?;
-/// let tensor = Tensor::contiguous(ElementType::U8, &[4096]);
-/// let share = transfer::share(&directory, SharedBuffer::new(&memory, &tensor)?)?;
-/// // In another process:
-/// let token = share.token();
-/// assert!(transfer::opened(token, &directory, &[], None)?.is_none());
-/// let opened = transfer::open(token, &directory, None, Duration::from_secs(10))?;
-/// let again = transfer::opened(token, &directory, &[], None)?.expect("it is in use");
-/// assert_eq!(again.address(), opened.address());
-/// # drop((share, opened, again));
-/// # std::fs::remove_dir_all(&directory)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// # Errors
-/// [`Malformed`](ErrorKind::Malformed) for bytes that are no token.
-pub fn opened(
-    token: &[u8],
-    directory: &Path,
-    users: &[u32],
-    device: Option<&Device>,
-) -> Result<Option<OpenedBuffer>> {
-    let (name, path) = read(token, directory)?;
-    let client = lock(CLIENTS.get()).get(&(path, users.to_vec())).cloned();
-    Ok(client.and_then(|client| client.opened(&name, device)))
 }

@@ -48,7 +48,7 @@ fn garbage_does_not_affect_other_clients() {
     let garbage: [&[u8]; 6] = [
         b"",
         b"\x01",
-        b"\x02\x00\x07numbers and more",
+        b"\x03\x00\x07numbers and more",
         b"GET / HTTP/1.1\r\n\r\n",
         &[0xff; 300],
         &long,
@@ -58,7 +58,7 @@ fn garbage_does_not_affect_other_clients() {
         // Unexpected descriptors are closed.
         channel.send(bytes, &[file.as_fd(), file.as_fd()], TIMEOUT).unwrap();
         if let Ok(reply) = channel.receive(TIMEOUT) {
-            assert_eq!(reply.bytes, [2, 4], "{bytes:?}");
+            assert_eq!(reply.bytes, [3, 4], "{bytes:?}");
         }
     }
     let start = Instant::now();
@@ -95,7 +95,7 @@ fn longest_idle_connection_is_evicted_for_a_new_one() {
 fn client_that_does_not_read_blocks_no_other() {
     let _alone = alone();
     let mut fixture = ServiceFixture::open();
-    let request = b"\x02\x00\x07numbers\x00";
+    let request = b"\x03\x00\x07numbers\x00";
     // Each requests more than it reads, and is disconnected for that.
     let channels: Vec<_> = (0..32)
         .map(|_| {

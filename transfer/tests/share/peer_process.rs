@@ -109,10 +109,10 @@ fn enter(words: &[&str]) {
             let channels: Vec<_> =
                 (1..99).map(|_| Channel::connect(path, TIMEOUT).unwrap()).collect();
             let channel = Channel::connect(path, TIMEOUT).unwrap();
-            let request = b"\x02\x00\x07numbers\x00";
+            let request = b"\x03\x00\x07numbers\x00";
             let _ = channel.send(request, &[], TIMEOUT);
             let reply = channel.receive(TIMEOUT).unwrap();
-            assert_eq!(reply.bytes, [2, 5]);
+            assert_eq!(reply.bytes, [3, 5]);
             assert!(reply.descriptors.is_empty());
             drop(channels);
         }
