@@ -34,11 +34,15 @@ const SLICE: Duration = Duration::from_millis(50);
 /// its caller ended fails as at the deadline.
 #[derive(Clone, Copy)]
 pub(super) struct Wait<'a> {
-    pub(super) end: Instant,
-    pub(super) goes_on: &'a dyn Fn() -> bool,
+    end: Instant,
+    goes_on: &'a dyn Fn() -> bool,
 }
 
-impl Wait<'_> {
+impl<'a> Wait<'a> {
+    pub(super) fn new(timeout: Duration, goes_on: &'a dyn Fn() -> bool) -> Self {
+        Self { end: ipc::deadline(timeout), goes_on }
+    }
+
     fn in_slices<T>(
         self,
         step: impl Fn(Duration) -> std::result::Result<T, ChannelError>,
@@ -152,8 +156,8 @@ impl ShareClient {
     /// # Errors
     /// As for [`connect`](Self::connect).
     pub fn connect_trusting(path: &Path, users: &[u32], timeout: Duration) -> Result<Self> {
-        let end = ipc::deadline(timeout);
-        let wait = Wait { end, goes_on: &|| true };
+        let wait = Wait::new(timeout, &|| true);
+        let end = wait.end;
         let client = Self::new(path, users);
         let mut backoff = RETRY_BACKOFF;
         let connection = loop {
@@ -190,7 +194,7 @@ impl ShareClient {
     /// service ended or closed each connection until the timeout, [`Forked`](ErrorKind::Forked) in
     /// a child of the process that connected.
     pub fn handle(&self, name: &str, timeout: Duration) -> Result<Handle> {
-        let wait = Wait { end: ipc::deadline(timeout), goes_on: &|| true };
+        let wait = Wait::new(timeout, &|| true);
         self.with_connection(name, wait, |connection| {
             let mut pieces = self.request_handle(connection, name, wait)?;
             let count = pieces.metadata.pieces();
@@ -211,7 +215,7 @@ impl ShareClient {
         device: Option<&Device>,
         timeout: Duration,
     ) -> Result<OpenedBuffer> {
-        let wait = Wait { end: ipc::deadline(timeout), goes_on: &|| true };
+        let wait = Wait::new(timeout, &|| true);
         self.open_in(name, device, wait)
     }
 

@@ -281,7 +281,7 @@ pub fn open_of(
     timeout: Duration,
     goes_on: &dyn Fn() -> bool,
 ) -> Result<OpenedBuffer> {
-    let wait = Wait { end: ipc::deadline(timeout), goes_on };
+    let wait = Wait::new(timeout, goes_on);
     let (name, path) = read(token, directory)?;
     let key = (path.clone(), users.to_vec());
     let client = {
