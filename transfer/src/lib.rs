@@ -63,7 +63,7 @@ pub use share::{OpenedBuffer, Opener, SharedBuffer};
 pub use share_service::{
     MAX_NAME_LENGTH, MAX_SHARED_NAME_LENGTH, SHORT_TOKEN_LENGTH, Share, ShareClient, ShareService,
     SharedName, clean_names, default_directory, is_token, open, open_of, share, share_with,
-    shared_under_name,
+    shared_under_name, wait_for_receivers,
 };
 pub use tensor::{ElementType, MAX_DIMENSIONS, Tensor};
 pub use wire::MAX_LABEL_LENGTH;

@@ -336,6 +336,11 @@ impl ShareClient {
             };
             let error = Error::of_channel_at(operation, &self.path, error);
             match kind {
+                Some(ErrorKind::Denied) => {
+                    let detail = "this user may not connect. Its owner shares it with this user, in a \
+                                  directory that this user can enter";
+                    self.with_path(Error::new(operation, ErrorKind::Denied, detail))
+                }
                 Some(kind) => error.with_kind(kind),
                 None => error,
             }
@@ -346,7 +351,8 @@ impl ShareClient {
             let fork_generation = self.fork_generation;
             return Ok(Arc::new(Connection { fork_generation, channel, next, released }));
         }
-        let detail = format!("the service belongs to user {}", peer.user);
+        let detail =
+            format!("user {} shares it: name this user as its owner to open it", peer.user);
         Err(self.with_path(Error::new(CONNECT, ErrorKind::Denied, detail)))
     }
 
@@ -365,7 +371,7 @@ impl ShareClient {
             is_used: AtomicBool::new(false),
         };
         let request = Request::Open(name.to_owned(), number);
-        let (reply, _) = self.exchange(connection, &request, wait)?;
+        let (reply, descriptors) = self.exchange(connection, &request, wait)?;
         let (kind, detail) = match reply {
             Reply::Handle(bytes, is_for_one) => {
                 let metadata =
@@ -375,13 +381,16 @@ impl ShareClient {
                     metadata,
                     is_for_one,
                     held,
-                    received: VecDeque::new(),
+                    received: descriptors.into(),
                     taken: 0,
                     wait,
                 });
             }
             Reply::Unknown => (ErrorKind::Unknown, format!("no memory is shared as \"{name}\"")),
-            Reply::Denied => (ErrorKind::Denied, "the service does not admit this user".to_owned()),
+            Reply::Denied => (
+                ErrorKind::Denied,
+                "its owner does not admit this user: share it with this user, too".to_owned(),
+            ),
             Reply::Failed(cause) => (ErrorKind::Failed, cause),
             Reply::Malformed | Reply::Pieces => {
                 (ErrorKind::Malformed, "the service does not know the request".to_owned())

@@ -10,7 +10,7 @@ mod protocol;
 mod token;
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -28,7 +28,7 @@ use crate::socket_server::{Handler, SocketServer};
 
 pub use client::ShareClient;
 pub use names::{MAX_SHARED_NAME_LENGTH, SharedName, clean_names, shared_under_name};
-pub use process::{Share, default_directory, open, open_of, share, share_with};
+pub use process::{Share, default_directory, open, open_of, share, share_with, wait_for_receivers};
 pub use protocol::MAX_NAME_LENGTH;
 pub use token::{SHORT_TOKEN_LENGTH, is_token};
 
@@ -51,6 +51,8 @@ struct Published {
     buffer: Arc<SharedBuffer>,
     /// Withdrawn when it is opened.
     is_for_one: bool,
+    /// Left to its receiver, by a share that is gone.
+    is_left: bool,
 }
 
 /// Memory that a client holds.
@@ -77,7 +79,7 @@ impl Requests<'_> {
     /// take it.
     fn open(&self, channel: &Channel, name: &str, number: u64, held: &mut Held) -> bool {
         let found = lock(&self.state.shared).get(name).cloned();
-        let Some(Published { buffer, is_for_one }) = found else {
+        let Some(Published { buffer, is_for_one, .. }) = found else {
             return reply(channel, &Reply::Unknown, &[]);
         };
         if held.is_empty() && self.holding >= MAX_HOLDING {
@@ -88,8 +90,20 @@ impl Requests<'_> {
             let cause = format!("a client holds {MAX_HELD} memories, the maximum");
             return reply(channel, &Reply::Failed(cause), &[]);
         }
-        if !reply(channel, &Reply::Handle(buffer.metadata().encode(), is_for_one), &[]) {
-            return false;
+        // Mostly the client has mapped the memory of a pool already. Other memory is complete with this
+        // reply, so that the client can map it after this process has ended.
+        let descriptors = match buffer.metadata().is_of_pool {
+            true => Vec::new(),
+            false => match buffer.descriptors(0, PIECES_PER_MESSAGE) {
+                Ok(descriptors) => descriptors,
+                Err(error) => return reply(channel, &Reply::Failed(error.to_string()), &[]),
+            },
+        };
+        let handle = Reply::Handle(buffer.metadata().encode(), is_for_one).encode();
+        match channel.send(&handle, &borrowed(&descriptors), Duration::ZERO) {
+            Ok(()) => {}
+            Err(ChannelError::Closed | ChannelError::DeadlineExceeded { .. }) => return false,
+            Err(error) => return reply(channel, &Reply::Failed(error.to_string()), &[]),
         }
         let name_of_one = is_for_one.then(|| name.to_owned());
         if is_for_one {
@@ -116,7 +130,7 @@ impl Requests<'_> {
                 if let Some(HeldMemory { buffer, name_of_one: Some(name) }) = held.remove(&number)
                     && !is_used
                 {
-                    let published = Published { buffer, is_for_one: true };
+                    let published = Published { buffer, is_for_one: true, is_left: true };
                     lock(&self.state.shared).insert(name, published);
                 }
                 true
@@ -125,11 +139,14 @@ impl Requests<'_> {
     }
 }
 
+fn borrowed(descriptors: &[OwnedFd]) -> Vec<BorrowedFd<'_>> {
+    descriptors.iter().map(AsFd::as_fd).collect()
+}
+
 /// False if the client cannot take it at once. If the system refuses the descriptors, the client
 /// gets the reason: it keeps its connection, and what it holds.
 fn reply(channel: &Channel, reply: &Reply, descriptors: &[OwnedFd]) -> bool {
-    let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-    match channel.send(&reply.encode(), &descriptors, Duration::ZERO) {
+    match channel.send(&reply.encode(), &borrowed(descriptors), Duration::ZERO) {
         Ok(()) => true,
         Err(ChannelError::Closed | ChannelError::DeadlineExceeded { .. }) => false,
         Err(error) if descriptors.is_empty() => {
@@ -250,7 +267,7 @@ impl ShareService {
     /// [`Malformed`](ErrorKind::Malformed) for a name that is empty or longer than
     /// [`MAX_NAME_LENGTH`]; [`Forked`](ErrorKind::Forked).
     pub fn publish(&self, name: &str, shared: SharedBuffer) -> Result<Option<Arc<SharedBuffer>>> {
-        self.add(name, Published { buffer: Arc::new(shared), is_for_one: false })
+        self.add(name, Published { buffer: Arc::new(shared), is_for_one: false, is_left: false })
     }
 
     fn add(&self, name: &str, published: Published) -> Result<Option<Arc<SharedBuffer>>> {
@@ -262,6 +279,11 @@ impl ShareService {
         }
         let before = lock(&self.state.shared).insert(name.to_owned(), published);
         Ok(before.map(|before| before.buffer))
+    }
+
+    /// Is memory left to a receiver that has not opened it?
+    fn has_left(&self) -> bool {
+        lock(&self.state.shared).values().any(|it| it.is_left && it.is_for_one)
     }
 
     /// Stops publishing a name. Processes that opened the memory keep it.

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gpu::Device;
 use ipc::{ChannelListener, Credentials, DirectoryLock, ForkGeneration, PerProcess};
@@ -121,7 +121,7 @@ pub fn share_with(directory: &Path, shared: SharedBuffer, admission: &Admission)
     let (name, socket) = (random(SHARE)?, service.socket);
     let own = service.service.path().parent().unwrap_or(directory).as_os_str().as_bytes();
     let token = token_of(socket, name, own).ok_or("the path is too long").map_err(failed(SHARE))?;
-    let published = Published { buffer: Arc::new(shared), is_for_one: false };
+    let published = Published { buffer: Arc::new(shared), is_for_one: false, is_left: false };
     service.service.add(&digits(name), published)?;
     let fork_generation = ForkGeneration::current();
     Ok(Share { token, name, is_left_to_receiver: false, service, fork_generation })
@@ -220,6 +220,12 @@ impl Share {
     /// it is [limited](Self::limit_to_one), or until this process ends.
     pub fn leave(mut self) {
         self.is_left_to_receiver = true;
+        if self.fork_generation.is_current()
+            && let Some(published) =
+                lock(&self.service.service.state.shared).get_mut(&digits(self.name))
+        {
+            published.is_left = true;
+        }
     }
 
     /// Leaves the memory to one receiver: it is shared until it was opened once, or this process
@@ -298,14 +304,43 @@ pub fn open_of(
     client.open_in(&name, device, wait).map_err(|error| match error.kind() {
         ErrorKind::Closed => {
             lock(CLIENTS.get()).remove(&key);
-            let detail =
-                "the process that shared it has ended, or its directory is not visible here";
+            let detail = "the process that shared it has ended, or its directory is not visible here. \
+                          Keep that process until the memory was opened";
             Error::new(OPEN, ErrorKind::Closed, detail).at(&path)
         }
         ErrorKind::Unknown => {
-            let detail = "its owner does not share it any more. Keep it shared until it was opened";
+            let detail = "its owner does not share it any more, or it was for one receiver, which has \
+                          opened it. Keep it shared until all have opened it";
             Error::new(OPEN, ErrorKind::Unknown, detail).at(&path)
         }
         _ => error,
     })
+}
+
+/// Waits until what this process left to one receiver each was opened: host memory stays with the
+/// receiver then, although this process ends. False if some was not opened in time, or the caller ended
+/// the wait: `goes_on` is asked every 50 ms.
+///
+/// ```
+/// use std::time::Duration;
+/// // Nothing was left.
+/// assert!(transfer::wait_for_receivers(Duration::from_secs(10), &|| true));
+/// ```
+pub fn wait_for_receivers(timeout: Duration, goes_on: &dyn Fn() -> bool) -> bool {
+    /// Between two looks, and between two questions to the caller.
+    const PAUSE: Duration = Duration::from_millis(2);
+    const QUESTION: Duration = Duration::from_millis(50);
+    let end = ipc::deadline(timeout);
+    let mut next_question = Instant::now() + QUESTION;
+    while lock(SERVICES.get()).values().any(|service| service.service.has_left()) {
+        let now = Instant::now();
+        if now >= end || (now >= next_question && !goes_on()) {
+            return false;
+        }
+        if now >= next_question {
+            next_question = now + QUESTION;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    true
 }

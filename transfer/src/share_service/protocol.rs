@@ -3,9 +3,9 @@
 //! ```text
 //! client                                service
 //! Open(name, number)               ►
-//!                                  ◄    Handle                                the service holds it
-//! Pieces(number, first piece)      ►                                          unless it is mapped already
-//!                                  ◄    Pieces, with descriptors
+//!                                  ◄    Handle, with descriptors              the service holds it
+//! Pieces(number, first piece)      ►                                          of a pool, and of more
+//!                                  ◄    Pieces, with descriptors              pieces than a message has
 //!   … uses the memory …
 //! Release(number, was it used)     ►
 //! ```
@@ -37,8 +37,8 @@ pub(super) enum Request {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Reply {
-    /// The bytes of a [handle](crate::Handle), without its descriptors, and whether the memory is for
-    /// one receiver.
+    /// The bytes of a [handle](crate::Handle), and whether the memory is for one receiver. The first
+    /// descriptors are sent with it, except those of a pool.
     Handle(Vec<u8>, bool),
     /// Descriptors are sent with the message.
     Pieces,
