@@ -313,7 +313,10 @@ impl PublisherState {
             format!("participant {participant} holds {}", counted(held.into(), "message"))
         });
         let held = held.collect::<Vec<_>>().join(", ");
-        format!("evicted subscribers hold the maximum of messages ({held}): drop their samples")
+        format!(
+            "evicted subscribers hold the maximum of messages ({held}): release their samples, or end their processes. \
+             `fabricast topics --verbose` lists them"
+        )
     }
 
     fn timeout_error(&self, operation: &'static str, detail: &str) -> Error {

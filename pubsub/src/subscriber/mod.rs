@@ -462,8 +462,8 @@ impl Subscriber {
                 format!(
                     "it blocked publishers for {held_for}: by messages that it had not read, or by its \
                      samples, when all subscribers together held the maximum of {max_held}. Its samples \
-                     stay valid. Subscribe again, and read or release faster, or increase \
-                     release_deadline, depth or max_held of the topic"
+                     stay valid, and count until they are released. Release them, subscribe again, and \
+                     read or release faster, or increase release_deadline, depth or max_held of the topic"
                 )
             }
             None => "its process was removed from the node, or left it".to_owned(),
