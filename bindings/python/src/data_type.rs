@@ -82,6 +82,7 @@ const KNOWN: [Known; 27] = [
 
 impl DataType {
     pub(crate) const UINT8: Self = Self { code: code::UINT, bits: 8, lanes: 1 };
+    pub(crate) const FLOAT64: Self = Self { code: code::FLOAT, bits: 64, lanes: 1 };
 
     fn known(self) -> Option<&'static Known> {
         KNOWN.iter().find(|known| (known.code, known.bits) == (self.code, self.bits))

@@ -51,6 +51,16 @@ impl Failure {
         }
     }
 
+    /// This error of the library with more of its cause.
+    pub(crate) fn with_more(self, more: impl std::fmt::Display) -> Self {
+        match self {
+            Self::Library { class, operation, text } => {
+                Self::Library { class, operation, text: format!("{text}{more}") }
+            }
+            Self::Python(error) => Self::Python(error),
+        }
+    }
+
     /// Is it an error of the library of this class?
     pub(crate) fn is_of(&self, name: &str) -> bool {
         matches!(self, Self::Library { class, .. } if class == name)

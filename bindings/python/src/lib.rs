@@ -55,7 +55,8 @@ mod _native {
     use super::publisher::{PyLoan, PyPublisher, PySent};
     #[pymodule_export]
     use super::shared::{
-        _copy, _describe, _directory, _open, _share, _share_structure, _token_of_name, PyShared,
+        _copy, _describe, _directory, _open, _share, _share_structure, _token_of_name,
+        _wait_for_receivers, PyShared,
     };
     #[pymodule_export]
     use super::subscriber::{PySample, PySubscriber, PyUntilEnd};

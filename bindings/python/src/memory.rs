@@ -113,6 +113,7 @@ pub(crate) fn new_host_buffer(operation: &'static str, length: u64) -> Result<Ho
 }
 
 /// Allocates an array of zeros that peers can map: in host memory, or on a device such as `cuda:0`.
+/// As of `numpy.zeros`, the elements are of float64 by default.
 #[pyfunction]
 #[pyo3(signature = (shape, dtype=None, *, device="host"))]
 pub(crate) fn allocate(
@@ -121,7 +122,7 @@ pub(crate) fn allocate(
     dtype: Option<&Bound<'_, PyAny>>,
     device: &str,
 ) -> Result<Array> {
-    let data_type = dtype.map_or(Ok(DataType::UINT8), |dtype| data_type_of(ALLOCATE, dtype))?;
+    let data_type = dtype.map_or(Ok(DataType::FLOAT64), |dtype| data_type_of(ALLOCATE, dtype))?;
     let (layout, bytes) = contiguous(ALLOCATE, data_type, shape_of(ALLOCATE, shape)?)?;
     // Also an array without elements has an address of its own.
     let length = bytes.max(1);

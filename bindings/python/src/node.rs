@@ -1,6 +1,6 @@
 //! Membership in a node.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ipc::WaitStrategy;
@@ -97,6 +97,17 @@ impl PyNode {
         provider: Option<String>,
         source: Option<&str>,
     ) -> Result<Self> {
+        if let Some(parent) = directory.as_deref().and_then(Path::parent)
+            && !parent.as_os_str().is_empty()
+            && !parent.exists()
+        {
+            let cause = format!(
+                "{} does not exist, and only the last part of directory is created. Create it first, or \
+                 correct the path",
+                parent.display()
+            );
+            return Err(Failure::invalid(JOIN, cause));
+        }
         let mut settings = Settings::from_environment()?;
         let options = &mut settings.node;
         options.directory = directory.unwrap_or_else(|| std::mem::take(&mut options.directory));
@@ -212,8 +223,12 @@ impl PyNode {
             (None, None) => {}
         }
         settings.largest = largest.unwrap_or(settings.largest);
-        let topic = interruptibly(py, OPEN, move || node.topic(&name, &settings))?;
-        PyTopic::new(topic)
+        let has_name = format!(". node.open(\"{name}\") takes the settings that it has");
+        let topic = interruptibly(py, OPEN, move || node.topic(&name, &settings));
+        PyTopic::new(topic.map_err(|error| match error.is_of("SettingsDiffer") {
+            true => error.with_more(has_name),
+            false => error,
+        })?)
     }
 
     /// Waits until a topic exists on this node or a connected one, and opens it with its settings.
@@ -223,15 +238,20 @@ impl PyNode {
         let end = Timeout::new(OPEN, timeout)?.end();
         loop {
             let left = end.map_or(ATTEMPT, |end| end.saturating_duration_since(Instant::now()));
-            let (node, name) = (node.clone(), name.clone());
+            let (waiting, name) = (node.clone(), name.clone());
             let opened =
-                interruptibly(py, OPEN, move || node.wait_for_topic(&name, left.min(ATTEMPT)));
+                interruptibly(py, OPEN, move || waiting.wait_for_topic(&name, left.min(ATTEMPT)));
             let is_late =
                 |error: &Failure| error.is_of("NotFound") || error.is_of("DeadlineExceeded");
             match opened {
                 Err(error) if is_late(&error) && left > ATTEMPT => {}
                 Err(error) if is_late(&error) && end.is_none() => {}
-                Err(error) if is_late(&error) => return Err(error.with_class("NotFoundInTime")),
+                Err(error) if is_late(&error) => {
+                    let directory = node.directory().display();
+                    let waited = timeout.unwrap_or_default();
+                    let more = format!(" within {waited} s, in the node at {directory}");
+                    return Err(error.with_class("NotFoundInTime").with_more(more));
+                }
                 opened => return PyTopic::new(opened?),
             }
         }

@@ -2,7 +2,9 @@
 #![allow(unsafe_code)]
 
 use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use gpu::{Block, CopyMethod, DEFAULT_TIMEOUT, DeviceName};
 use pubsub::{Attempt, Loan, MAX_METADATA, Publisher, PublisherEvent, Sent};
@@ -28,6 +30,8 @@ use crate::waits::{Timeout, unless_late, wait, wait_for_work};
 const PUBLISH: &str = "publish to topic";
 const NO_METADATA: &[u8] = b"";
 const LOAN: &str = "loan memory of topic";
+/// Between two attempts while calls in progress have all loans.
+const LOAN_PAUSE: Duration = Duration::from_millis(1);
 const PUBLISHED: &str = "the loan was published or given back";
 
 /// Publishes messages of a topic.
@@ -37,6 +41,8 @@ pub(crate) struct PyPublisher {
     publisher: Closable<Arc<Publisher>>,
     /// What all messages have in common.
     message_type: Option<MessageType>,
+    /// Calls in progress that publish copies.
+    publishing: AtomicU32,
 }
 
 /// What happened to a published message.
@@ -137,11 +143,46 @@ fn publish(
 impl PyPublisher {
     pub(crate) fn new(publisher: Publisher, message_type: Option<MessageType>) -> Self {
         let publisher = Closable::new("the publisher was closed", Arc::new(publisher));
-        Self { publisher, message_type }
+        Self { publisher, message_type, publishing: AtomicU32::new(0) }
     }
 
-    fn borrow(&self, py: Python<'_>, length: u64, timeout: Timeout) -> Result<Loan> {
-        borrow(py, &*self.publisher.get(LOAN)?, length, timeout)
+    /// Memory for a message. Publishing calls return their loans by themselves: with all loans in
+    /// use, it waits as long as there are more of them than this caller makes.
+    fn borrow(
+        &self,
+        py: Python<'_>,
+        length: u64,
+        timeout: Timeout,
+        own_calls: u32,
+    ) -> Result<Loan> {
+        let publisher = self.publisher.get(LOAN)?;
+        let cause = || format!("no room for {length} bytes");
+        wait(py, LOAN, timeout, cause, |slice| match unless_late(publisher.loan(length, slice)) {
+            Err(failure)
+                if failure.is_of("TooManyLoans")
+                    && self.publishing.load(Ordering::Relaxed) > own_calls =>
+            {
+                std::thread::sleep(slice.min(LOAN_PAUSE));
+                Ok(None)
+            }
+            other => other,
+        })
+    }
+}
+
+/// A call that publishes a copy, until this is dropped.
+struct Publishing<'a>(&'a AtomicU32);
+
+impl<'a> Publishing<'a> {
+    fn begin(count: &'a AtomicU32) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Publishing<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -258,7 +299,8 @@ impl PyPublisher {
         let source = Source::of(PUBLISH, array)?;
         let header =
             header(self.message_type.as_ref(), (source.data_type(), source.layout()), metadata)?;
-        let mut loan = self.borrow(py, source.length(), timeout)?;
+        let _publishing = Publishing::begin(&self.publishing);
+        let mut loan = self.borrow(py, source.length(), timeout, 1)?;
         loan.set_metadata(&header)?;
         if let Err(failure) = copy(py, &source, &mut loan) {
             keep_while_copied(source, loan);
@@ -267,13 +309,19 @@ impl PyPublisher {
         publish(py, &mut Some(loan), &UsingStreams::default(), timeout)
     }
 
+    /// Counts a task that publishes, which returns its loan by itself.
+    fn _count_publishing(&self, has_begun: bool) {
+        let change = if has_begun { 1 } else { u32::MAX };
+        self.publishing.fetch_add(change, Ordering::Relaxed);
+    }
+
     /// A loan that has a copy of an array; `WouldBlock` without room.
     fn _loan_copy(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> Result<PyLoan> {
         let source = Source::of(PUBLISH, array)?;
         let (data_type, shape) = (source.data_type(), source.layout().shape().to_vec());
         let (layout, _) = contiguous(PUBLISH, data_type, shape)?;
         header(self.message_type.as_ref(), (data_type, &layout), &[])?;
-        let mut loan = self.borrow(py, source.length(), Timeout::new(PUBLISH, Some(0.0))?)?;
+        let mut loan = self.borrow(py, source.length(), Timeout::new(PUBLISH, Some(0.0))?, 1)?;
         if let Err(failure) = copy(py, &source, &mut loan) {
             keep_while_copied(source, loan);
             return Err(failure);
@@ -328,7 +376,10 @@ impl PyPublisher {
         let data_type = match (dtype, topic) {
             (Some(dtype), _) => data_type_of(LOAN, dtype)?,
             (None, Some(topic)) => topic.data_type(),
-            (None, None) => DataType::UINT8,
+            (None, None) => {
+                let cause = "the topic has no type. Pass that of the message: loan(480, \"uint8\")";
+                return Err(Failure::invalid(LOAN, cause));
+            }
         };
         let shape = match (shape, topic.and_then(MessageType::layout)) {
             (Some(shape), _) => shape_of(LOAN, shape)?,
@@ -342,7 +393,7 @@ impl PyPublisher {
         let (layout, length) = contiguous(LOAN, data_type, shape)?;
         // Before the memory: a wrong type is reported at once.
         header(self.message_type.as_ref(), (data_type, &layout), &[])?;
-        let loan = self.borrow(py, length, timeout)?;
+        let loan = self.borrow(py, length, timeout, 0)?;
         let publisher = self.publisher.get(LOAN)?;
         Ok(PyLoan::of(loan, (data_type, layout), self.message_type.clone(), publisher))
     }

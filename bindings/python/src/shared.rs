@@ -358,6 +358,33 @@ impl Drop for OpenedMemory {
     }
 }
 
+/// Waits until what this process left to one receiver each was opened. False after the timeout.
+#[pyfunction]
+pub(crate) fn _wait_for_receivers(py: Python<'_>, timeout: f64) -> Result<bool> {
+    let timeout = Timeout::new(SHARE, Some(timeout))?.or(crate::waits::LONGEST_CALL);
+    interruptible(py, |goes_on| transfer::wait_for_receivers(timeout, goes_on))
+}
+
+/// A call that asks whether it goes on. Ctrl-C ends it.
+fn interruptible<T: Send>(
+    py: Python<'_>,
+    call: impl FnOnce(&dyn Fn() -> bool) -> T + Send,
+) -> Result<T> {
+    let interrupted = Mutex::new(None);
+    let goes_on = || match Python::attach(|py| py.check_signals()) {
+        Ok(()) => true,
+        Err(error) => {
+            *lock(&interrupted) = Some(error);
+            false
+        }
+    };
+    let outcome = py.detach(|| call(&goes_on));
+    match lock(&interrupted).take() {
+        Some(error) => Err(error.into()),
+        None => Ok(outcome),
+    }
+}
+
 /// The token of the memory that a process shares under this name; None if there is none.
 #[pyfunction]
 #[pyo3(signature = (name, directory=None))]
@@ -387,22 +414,9 @@ pub(crate) fn _open(
     let device = device.map(MemoryLocation::device).transpose()?.flatten();
     let directory = _directory(directory);
     let device = py.detach(|| device.map(open_device).transpose())?;
-    let interrupted = Mutex::new(None);
-    let goes_on = || match Python::attach(|py| py.check_signals()) {
-        Ok(()) => true,
-        Err(error) => {
-            *lock(&interrupted) = Some(error);
-            false
-        }
-    };
-    let opened = py.detach(|| {
-        transfer::open_of(&token, &directory, &owners, device.as_ref(), timeout, &goes_on)
-    });
-    // Ctrl-C.
-    if let Some(error) = lock(&interrupted).take() {
-        return Err(error.into());
-    }
-    let opened = opened?;
+    let opened = interruptible(py, |goes_on| {
+        transfer::open_of(&token, &directory, &owners, device.as_ref(), timeout, goes_on)
+    })??;
     let Tensor { element, shape, strides, .. } = opened.tensor().clone();
     let is_structure = element == STRUCTURE;
     let (code, bits, lanes) = if is_structure { DataType::UINT8.codes() } else { element.codes() };

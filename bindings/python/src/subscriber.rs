@@ -347,11 +347,11 @@ impl PySample {
         &self.metadata
     }
 
-    /// True if the message is still held: not if the service has taken this process for dead. Then
-    /// its memory may belong to another message. An eviction leaves it held.
+    /// True if the message is still held: not after its release, and not if the service has taken this
+    /// process for dead. Then its memory may belong to another message. An eviction leaves it held.
     #[getter]
-    fn is_valid(&self) -> Result<bool> {
-        self.get("check sample", Sample::is_valid)
+    fn is_valid(&self) -> bool {
+        self.get("check sample", Sample::is_valid).unwrap_or(false)
     }
 
     /// Number of the message among those of its publisher, from 1 on.

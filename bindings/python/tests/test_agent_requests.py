@@ -43,7 +43,7 @@ def layers(request):
         found = SimpleNamespace(here=here, there=there, peer=peer, location=request.param)
         found.sources, found.targets, found.routes, found.regions = [], [], [], []
         for layer in range(3):
-            source, target = (fabricast.allocate((PAGES * PAGE,), device=request.param) for _ in range(2))
+            source, target = (fabricast.allocate((PAGES * PAGE,), "uint8", device=request.param) for _ in range(2))
             fill(source, 20 * layer)
             remote, local = there.register(target, read=True, write=True), here.register(source)
             found.sources.append(source)
@@ -265,7 +265,7 @@ def test_cancelled_operations_end_and_send_no_notice(layers):
 PEER = """
 import sys, fabricast
 agent = fabricast.Agent("peer", directory=sys.argv[1])
-memory = fabricast.allocate((16 * 4096,), device="emulated:0")
+memory = fabricast.allocate((16 * 4096,), "uint8", device="emulated:0")
 region = agent.register(memory, read=True, write=True)
 print(agent.card.hex(), region.descriptor.hex(), flush=True)
 while True:
@@ -283,7 +283,7 @@ def test_requests_reach_another_process_by_several_paths(tmp_path):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     card, descriptor = map(bytes.fromhex, process.stdout.readline().split())
     with fabricast.Agent("here", directory=tmp_path) as here:
-        source = fabricast.allocate((PAGES * PAGE,), device="emulated:0")
+        source = fabricast.allocate((PAGES * PAGE,), "uint8", device="emulated:0")
         local, peer = here.register(source), here.connect(card)
         expected = [0] * PAGES
         for first, path in ((10, "cuda-ipc"), (40, "host-staged")):

@@ -97,10 +97,10 @@ def test_arrays_stay_as_long_as_regions(pair):
 
 def test_emulated_devices(pair):
     here, there = pair
-    target = fabricast.allocate((1 << 16,), device="emulated:1")
+    target = fabricast.allocate((1 << 16,), "uint8", device="emulated:1")
     assert target.device == "emulated:1" and target.tobytes() == bytes(1 << 16)
     region = there.register(target, read=True, write=True)
-    source = fabricast.allocate((1 << 16,), device="emulated:1")
+    source = fabricast.allocate((1 << 16,), "uint8", device="emulated:1")
     memoryview(source)[:] = b"\x05" * (1 << 16)
     route = here.join(here.connect(there.card), region.descriptor, here.register(source))
     here.put(route).wait()
@@ -109,10 +109,10 @@ def test_emulated_devices(pair):
 
 def test_errors_have_kinds(pair):
     here, there = pair
-    memory = fabricast.allocate((64,))
+    memory = fabricast.allocate((64,), "uint8")
     read_only = there.register(memory, read=True)
     there.publish("read-only", read_only)
-    local = here.register(fabricast.allocate((64,)))
+    local = here.register(fabricast.allocate((64,), "uint8"))
     peer = here.connect(there.card)
     with pytest.raises(errors.Unknown, match="read-only"):
         here.route_to(peer, "absent", local)
@@ -131,9 +131,9 @@ def test_errors_have_kinds(pair):
     with pytest.raises(errors.Error):
         here.get(route).wait()
     with pytest.raises(errors.NoDevice):
-        fabricast.allocate((1,), device="emulated:99")
+        fabricast.allocate((1,), "uint8", device="emulated:99")
     with pytest.raises(errors.Error, match="empty"):
-        here.register(fabricast.allocate((0,)))
+        here.register(fabricast.allocate((0,), "uint8"))
     there.close()
     with pytest.raises(errors.Closed, match="agent was closed"):
         there.card
@@ -218,7 +218,7 @@ def test_control_c_ends_the_wait_for_an_event():
 
 def test_outcome_of_an_operation_is_known_after_it_was_returned(tmp_path):
     with fabricast.Agent("one", directory=tmp_path) as one, fabricast.Agent("two", directory=tmp_path) as two:
-        inbox, outbox = fabricast.allocate((4096,)), fabricast.allocate((4096,))
+        inbox, outbox = fabricast.allocate((4096,), "uint8"), fabricast.allocate((4096,), "uint8")
         region = two.register(inbox, write=True)
         route = one.join(one.connect(two.card), region.descriptor, one.register(outbox))
         operation = one.put(route)

@@ -98,6 +98,25 @@ def test_operators_are_those_of_numpy(matrix, exchange):
         matrix + object()
 
 
+def test_attributes_are_those_of_numpy(matrix):
+    assert (matrix.sum(), matrix.mean(), matrix.max()) == (21, 3.5, 6)
+    assert matrix.T.shape == (3, 2) and numpy.shares_memory(matrix.reshape(6), numpy.asarray(matrix))
+    assert matrix.astype("int32").tolist() == [[1, 2, 3], [4, 5, 6]]
+    matrix.fill(7)
+    assert matrix[1, 2] == 7 and matrix.flags.writeable
+    for name in ("missing", "_missing", "__missing__", "__array_ufunc__"):
+        assert not hasattr(matrix, name)
+    with pytest.raises(AttributeError, match="'fabricast.Array' object has no attribute 'sume'"):
+        matrix.sume()
+    assert not hasattr(fabricast.allocate(1, device="emulated:0"), "missing")
+
+
+def test_memory_has_the_default_type_of_numpy():
+    array = fabricast.allocate((2, 3))
+    array[...] = 0.5
+    assert (array.dtype, array.sum()) == (numpy.float64, 3)
+
+
 def test_values_that_would_lose_something_are_refused(exchange):
     masked = numpy.ma.array([1, 2, 3], mask=[0, 1, 0])
     with pytest.raises(errors.InvalidArgument, match="filled"):
@@ -198,7 +217,7 @@ def test_types_are_those_that_numpy_accepts(given, expected):
 )  # fmt: skip
 def test_other_types_are_refused_with_the_remedy(given, words):
     if words is None:
-        assert fabricast.allocate(3, given).dtype == "uint8"
+        assert fabricast.allocate(3, given).dtype == "float64"
         return
     with pytest.raises(errors.InvalidArgument, match=f"(?i){words}"):
         fabricast.allocate(3, given)
@@ -398,7 +417,7 @@ def test_a_view_that_is_left_does_not_prevent_publishing(node, name):
 def test_a_view_that_is_left_is_an_error_if_there_is_no_room_for_a_copy(node, name):
     topic = node.topic(name, largest=64, loans=1)
     with topic.publisher() as publisher:
-        loan = publisher.loan(64)
+        loan = publisher.loan(64, "uint8")
         view = memoryview(loan.array)
         with warnings.catch_warnings(), pytest.raises(BufferError, match=r"loan\.array\[\.\.\.\] = x"):
             warnings.simplefilter("ignore")
@@ -411,7 +430,7 @@ def test_assignment_leaves_no_view(node, name):
     topic = node.topic(name, largest=64)
     with topic.subscriber() as subscriber, topic.publisher() as publisher, warnings.catch_warnings():
         warnings.simplefilter("error")
-        with publisher.loan(64) as loan:
+        with publisher.loan(64, "uint8") as loan:
             loan.array[...] = 7
             loan.array[:3] = [1, 2, 3]
         assert subscriber.pull(10).array[:4].tolist() == [1, 2, 3, 7]

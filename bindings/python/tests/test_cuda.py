@@ -75,7 +75,7 @@ def test_memory_of_a_device():
     copied = numpy.from_dlpack(array, device="cpu")
     assert copied.sum() == 66
     with pytest.raises(errors.Error, match="cuda:7"):
-        fabricast.allocate((3,), device="cuda:7")
+        fabricast.allocate((3,), "uint8", device="cuda:7")
 
 
 def read_shared(connection):
@@ -268,7 +268,7 @@ def test_transfers_follow_cuda_streams():
 
 def test_transfers_of_host_memory_follow_cuda_streams():
     with fabricast.Agent("one") as one, fabricast.Agent("other") as other:
-        inbox, outbox = fabricast.allocate((64,)), fabricast.allocate((64,))
+        inbox, outbox = fabricast.allocate((64,), "uint8"), fabricast.allocate((64,), "uint8")
         region = other.register(inbox, write=True)
         route = one.join(one.connect(other.card), region.descriptor, one.register(outbox))
         memoryview(outbox)[:] = bytes(range(64))

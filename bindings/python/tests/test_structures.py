@@ -52,13 +52,13 @@ def test_a_structure_has_one_descriptor_for_owner_and_reader(tmp_path):
     program = """
 import os, sys, fabricast
 count = lambda: len(os.listdir("/proc/self/fd"))
-first = fabricast.share(fabricast.allocate(3), directory=sys.argv[2])
+first = fabricast.share(fabricast.allocate(3, "uint8"), directory=sys.argv[2])
 first_opened = fabricast.open(first.token, directory=sys.argv[2])
 before = count()
 found = fabricast.open(bytes.fromhex(sys.argv[1]), directory=sys.argv[2])
 print(count() - before, sum(int(layer["weight"][7, 3]) for layer in found["layers"]))
 """
-    fabricast.share(fabricast.allocate(3), directory=tmp_path).close()
+    fabricast.share(fabricast.allocate(3, "uint8"), directory=tmp_path).close()
     before = descriptors()
     with fabricast.share(model(100), copy=True, directory=tmp_path) as shared:
         assert descriptors() - before <= 3
@@ -106,7 +106,7 @@ def test_structures_that_cannot_be_shared_say_why(tmp_path):
     for structure, words in [
         ({"a": numpy.zeros(3)}, "copy=True"),
         (itself, "contains itself"),
-        ({(1, 2): fabricast.allocate(3)}, "neither a text nor a number"),
+        ({(1, 2): fabricast.allocate(3, "uint8")}, "neither a text nor a number"),
         ([object()], "is no array"),
         ([numpy.zeros(3, ">f4")], "big-endian"),
         ([10**5000], "an integer of 16610 bits"),
@@ -128,7 +128,7 @@ def test_malformed_structures_are_refused(tree, tmp_path):
     from fabricast import _native
 
     description = json.dumps({"parts": [], "tree": tree}).encode()
-    memory = fabricast.allocate(4096)
+    memory = fabricast.allocate(4096, "uint8")
     memory[:8] = numpy.frombuffer(len(description).to_bytes(8, "little"), "uint8")
     memory[8 : 8 + len(description)] = numpy.frombuffer(description, "uint8")
     with _native._share_structure(memory, [], None, False, (tmp_path, None, [], [])) as shared:
@@ -175,7 +175,7 @@ assert opened.readonly
 copied = pickle.loads(pickle.dumps(opened))
 assert copied[2] == 5 and not copied.readonly
 """
-    array = fabricast.allocate(3)
+    array = fabricast.allocate(3, "uint8")
     array[2] = 5
     with fabricast.share(array, name="read-only", readonly=True, directory=tmp_path):
         in_process(program, tmp_path)
@@ -196,13 +196,13 @@ def test_timeouts_that_are_none_are_refused(timeout, tmp_path):
 
 
 def test_memory_that_is_there_is_opened_without_waiting(tmp_path):
-    with fabricast.share(fabricast.allocate(3), name="here", directory=tmp_path) as shared:
+    with fabricast.share(fabricast.allocate(3, "uint8"), name="here", directory=tmp_path) as shared:
         for token in ("here", shared.token):
             assert fabricast.open(token, timeout=0, directory=tmp_path).shape == (3,)
 
 
 def test_users_that_do_not_exist_are_named(tmp_path):
-    array = fabricast.allocate(3)
+    array = fabricast.allocate(3, "uint8")
     for options, words in [
         ({"users": "no-such-user"}, "share memory failed: there is no user 'no-such-user'"),
         ({"groups": ["no-such-group"]}, "there is no group"),
@@ -236,7 +236,7 @@ sys.stdin.read()
         with pytest.raises(TimeoutError, match="weights"):
             fabricast.open("weights", timeout=0.05, directory=tmp_path)
         assert found[2] == 3
-        with fabricast.share(fabricast.allocate(1), name="weights", directory=tmp_path):
+        with fabricast.share(fabricast.allocate(1, "uint8"), name="weights", directory=tmp_path):
             assert fabricast.open("weights", timeout=1, directory=tmp_path).shape == (1,)
     with pytest.raises(LookupError):
         fabricast.open("weights", timeout=0, directory=tmp_path)
@@ -246,7 +246,7 @@ sys.stdin.read()
 @pytest.mark.parametrize("name", ["", "a/b", "x" * 129, "a\n"])
 def test_names_that_cannot_be_used_say_why(name, tmp_path):
     with pytest.raises(errors.InvalidArgument, match="1 to 128 bytes"):
-        fabricast.share(fabricast.allocate(1), name=name, directory=tmp_path)
+        fabricast.share(fabricast.allocate(1, "uint8"), name=name, directory=tmp_path)
     with pytest.raises(errors.InvalidArgument, match="1 to 128 bytes"):
         fabricast.open(name, timeout=0, directory=tmp_path)
 
@@ -258,6 +258,41 @@ def test_other_tokens_say_what_a_token_is(token):
 
 
 # Pickles.
+
+
+SENDER = """
+import multiprocessing, sys, time
+import fabricast, numpy
+
+def made(number):
+    array = fabricast.allocate(64, "int32")
+    array[...] = number
+    return array
+
+def produce(queue):
+    for number in range(20):
+        queue.put(made(number))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    with context.Pool(2, maxtasksperchild=1) as pool:
+        assert [int(array.sum()) for array in pool.map(made, range(6), chunksize=1)] == [64 * number for number in range(6)]
+    queue = context.Queue()
+    producer = context.Process(target=produce, args=(queue,))
+    producer.start()
+    time.sleep(0.3)
+    assert [int(queue.get(timeout=20).sum()) for _ in range(20)] == [64 * number for number in range(20)]
+    producer.join(20)
+    assert producer.exitcode == 0
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_arrays_outlive_the_process_that_sent_them(method, tmp_path):
+    program = tmp_path / "sender.py"
+    program.write_text(SENDER)
+    environment = {**os.environ, "FABRICAST_DIRECTORY": str(tmp_path / "node")}
+    subprocess.run([sys.executable, program, method], timeout=60, check=True, env=environment)
 
 
 def _double(array):
@@ -302,7 +337,7 @@ def test_messages_are_pickled_as_copies(exchange):
 
 
 def test_every_pickle_is_for_one_receiver():
-    array = fabricast.allocate(3)
+    array = fabricast.allocate(3, "uint8")
     pickled = pickle.dumps(array)
     assert len(pickled) < 400
     first = pickle.loads(pickled)
@@ -338,7 +373,7 @@ except PermissionError as error:
     def other_user(name):
         return in_process(program, package, name, directory).strip()
 
-    array = fabricast.allocate(3)
+    array = fabricast.allocate(3, "uint8")
     array[...] = 9
     with fabricast.share(array, name="admitted", users=["nobody"], directory=directory):
         assert other_user("admitted") == "9"

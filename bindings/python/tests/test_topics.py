@@ -77,7 +77,7 @@ def test_errors_have_kinds_and_the_operation(node, name):
 def test_loans_are_published_or_given_back(node, name):
     topic = node.topic(name)
     with topic.publisher() as publisher, topic.subscriber() as subscriber:
-        loan = publisher.loan((4,))
+        loan = publisher.loan((4,), "uint8")
         with memoryview(loan.array) as view:
             view[:] = b"abcd"
         loan.publish(metadata=b"letters")
@@ -86,14 +86,14 @@ def test_loans_are_published_or_given_back(node, name):
         with pytest.raises(errors.Closed):
             loan.publish()
         with pytest.raises(KeyError):
-            with publisher.loan((4,)):
+            with publisher.loan((4,), "uint8"):
                 raise KeyError
         assert subscriber.try_pull() is None
-        loans = [publisher.loan((1,)) for _ in range(4)]
+        loans = [publisher.loan((1,), "uint8") for _ in range(4)]
         with pytest.raises(errors.TooManyLoans):
-            publisher.loan((1,))
+            publisher.loan((1,), "uint8")
         loans.pop().discard()
-        publisher.loan((1,)).discard()
+        publisher.loan((1,), "uint8").discard()
 
 
 def test_subscribers_are_iterators(node, name):
@@ -351,7 +351,7 @@ def test_close_ends_what_hangs_on_it_and_waits_of_other_threads(tmp_path, closed
         assert {"node": str(tmp_path), "topic": "the topic was closed", "objects": "was closed"}[closed] in str(error)
     if closed != "objects":
         # The message that it has not read is given up.
-        for call in (idle.try_pull, idle.pull, lambda: publisher.publish(b"late"), lambda: publisher.loan((1,)), topic.subscriber):
+        for call in (idle.try_pull, idle.pull, lambda: publisher.publish(b"late"), lambda: publisher.loan((1,), "uint8"), topic.subscriber):
             with pytest.raises(errors.Closed):
                 call()
         assert list(idle) == []
@@ -495,7 +495,7 @@ def test_a_loan_can_be_published_again_when_there_was_no_room(node, name):
     topic = node.topic(name, depth=1)
     with topic.publisher() as publisher, topic.subscriber() as subscriber:
         publisher.publish(b"first")
-        loan = publisher.loan((6,))
+        loan = publisher.loan((6,), "uint8")
         memoryview(loan.array)[:] = b"second"
         with pytest.raises(errors.DeadlineExceeded, match="the topic is full"):
             loan.publish(timeout=0.05)

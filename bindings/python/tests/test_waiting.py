@@ -117,7 +117,7 @@ def test_messages_in_event_loops(node, name):
             sample = await waits
             assert (sample.array.tobytes(), sample.metadata) == (b"first", b"meta")
             del sample
-            loan = await publisher.loan_async(6)
+            loan = await publisher.loan_async(6, "uint8")
             loan.array[...] = list(b"second")
             await loan.publish_async(metadata=b"2")
             await publisher.publish_async(b"third")
@@ -141,7 +141,7 @@ def test_messages_in_event_loops(node, name):
             # The copy of a loan with a view is made once, and announced once.
             await publisher.publish_async(b"one")
             await publisher.publish_async(b"two")
-            loan = await publisher.loan_async(3)
+            loan = await publisher.loan_async(3, "uint8")
             view = memoryview(loan.array)
             view[:] = b"old"
             with pytest.warns(errors.CopyWarning) as caught:
@@ -160,6 +160,30 @@ def test_messages_in_event_loops(node, name):
                 await publisher.publish_async(b"closed")
 
     asyncio.run(asyncio.wait_for(run(), DEADLINE))
+
+
+def test_calls_that_publish_wait_for_the_loans_of_each_other(node, name):
+    topic = node.topic(name, depth=2, largest=64, loans=2)
+    with topic.subscriber() as subscriber, topic.publisher() as publisher:
+        threads = [threading.Thread(target=publisher.publish, args=(bytes([number]),)) for number in range(12)]
+        for thread in threads:
+            thread.start()
+        assert sorted(subscriber.pull(DEADLINE).array.tobytes() for _ in range(12)) == [bytes([it]) for it in range(12)]
+        for thread in threads:
+            thread.join()
+
+        async def run():
+            tasks = [asyncio.create_task(publisher.publish_async(bytes([number]))) for number in range(12)]
+            received = [(await subscriber.pull_async(DEADLINE)).array.tobytes() for _ in range(12)]
+            assert sorted(received) == [bytes([it]) for it in range(12)]
+            assert all(sent.subscribers == 1 for sent in await asyncio.gather(*tasks))
+
+        asyncio.run(run())
+        # Those of the program itself are not waited for.
+        loans = [publisher.loan(1, "uint8") for _ in range(2)]
+        with pytest.raises(errors.TooManyLoans):
+            publisher.publish(b"more")
+        del loans
 
 
 def test_an_import_of_all_names_leaves_those_of_python():
@@ -190,7 +214,7 @@ def test_everything_that_closes_is_a_context(node, name):
     topic = node.topic(name)
     with topic, topic.publisher() as publisher, topic.subscriber() as subscriber:
         publisher.publish(b"message")
-        with subscriber.pull() as sample, publisher.loan(3):
+        with subscriber.pull() as sample, publisher.loan(3, "uint8"):
             assert sample.array.tobytes() == b"message"
     with fabricast.Agent("one") as agent, agent.register(fabricast.allocate(64), read=True) as region:
         assert region.descriptor

@@ -18,7 +18,7 @@ Processes of a node share messages of topics, each of which is stored once:
 import json as _json
 from typing import Any as _Any
 
-from fabricast import errors, events
+from fabricast import _exit, errors, events
 from fabricast._native import (
     Agent,
     AgentEvent,
@@ -51,6 +51,7 @@ from fabricast._wait import wait
 from fabricast.errors import Error
 
 _add_operators()
+_exit.wait_for_receivers()
 
 # Without "open": `from fabricast import *` leaves that of Python.
 __all__ = [

@@ -40,8 +40,23 @@ def _unary_operator(name: str) -> Callable[..., Any]:
     return lambda self: calculate(self[...])
 
 
+def _attribute(self: Array, name: str) -> Any:
+    """`array.sum`, `array.T`, …: of the array of NumPy in the same memory, or of the framework."""
+    if not name.startswith("_"):
+        try:
+            elements = self[...]
+        except TypeError as error:
+            cause = f"'fabricast.Array' object has no attribute {name!r}: {error}"
+            raise AttributeError(cause, name=name, obj=self) from None
+        if hasattr(elements, name):
+            return getattr(elements, name)
+    # Raises the error for it.
+    return object.__getattribute__(self, name)
+
+
 def add_operators() -> None:
-    """Gives arrays their operators. NumPy is imported when one is used."""
+    """Gives arrays their operators, and what else NumPy has. NumPy is imported when one is used."""
+    setattr(Array, "__getattr__", _attribute)
     for name in _BINARY:
         for prefix, function in zip(("", "r", "i"), _operator(name)):
             setattr(Array, f"__{prefix}{name}__", function)

@@ -174,7 +174,7 @@ class _Packing:
         except RecursionError:
             raise InvalidArgument(f"{_SHARE} failed: the structure has too many levels", _SHARE) from None
         begin = _aligned(_LENGTH.size + len(description))
-        memory = _native.allocate(begin + self._length)
+        memory = _native.allocate(begin + self._length, "uint8")
         head = memoryview(memory)
         head[: _LENGTH.size] = _LENGTH.pack(len(description))
         head[_LENGTH.size : _LENGTH.size + len(description)] = description
