@@ -38,6 +38,22 @@ pub(crate) struct PyNode {
     node: Closable<Node>,
 }
 
+/// Addresses of peers, or one.
+#[derive(FromPyObject)]
+enum Peers {
+    One(String),
+    Several(Vec<String>),
+}
+
+impl Peers {
+    fn all(self) -> Vec<String> {
+        match self {
+            Self::One(peer) => vec![peer],
+            Self::Several(peers) => peers,
+        }
+    }
+}
+
 fn service_mode(name: &str) -> Result<ServiceMode> {
     match name {
         "embedded" => Ok(ServiceMode::Embedded),
@@ -91,7 +107,7 @@ impl PyNode {
         budget_host: Option<u64>,
         budget_device: Option<u64>,
         listen: Option<&str>,
-        peers: Option<Vec<String>>,
+        peers: Option<Peers>,
         rendezvous: Option<String>,
         insecure: Option<bool>,
         provider: Option<String>,
@@ -134,7 +150,7 @@ impl PyNode {
             })?;
             network.listen = Some(parsed);
         }
-        network.peers = peers.unwrap_or_else(|| std::mem::take(&mut network.peers));
+        network.peers = peers.map(Peers::all).unwrap_or_else(|| std::mem::take(&mut network.peers));
         network.rendezvous = rendezvous.or(network.rendezvous.take());
         network.insecure = insecure.unwrap_or(network.insecure);
         let without_effect = [("provider", provider.is_some()), ("source", source.is_some())];

@@ -70,12 +70,13 @@ impl PySent {
 
 /// Metadata of a message: what its reader needs to know type and shape, and the caller's.
 fn header(
+    operation: &'static str,
     topic: Option<&MessageType>,
     (data_type, layout): (DataType, &Layout),
     metadata: &[u8],
 ) -> Result<Vec<u8>> {
     if let Some(expected) = topic {
-        expected.check(PUBLISH, data_type, layout)?;
+        expected.check(operation, data_type, layout)?;
     }
     let is_known = match topic {
         Some(expected) => expected.layout().is_some(),
@@ -96,7 +97,7 @@ fn header(
                  dtype and shape, or the fields shorter names"
             ),
         };
-        return Err(Failure::invalid(PUBLISH, cause));
+        return Err(Failure::invalid(operation, cause));
     }
     Ok(header)
 }
@@ -297,8 +298,12 @@ impl PyPublisher {
     ) -> Result<PySent> {
         let timeout = Timeout::new(PUBLISH, timeout)?;
         let source = Source::of(PUBLISH, array)?;
-        let header =
-            header(self.message_type.as_ref(), (source.data_type(), source.layout()), metadata)?;
+        let header = header(
+            PUBLISH,
+            self.message_type.as_ref(),
+            (source.data_type(), source.layout()),
+            metadata,
+        )?;
         let _publishing = Publishing::begin(&self.publishing);
         let mut loan = self.borrow(py, source.length(), timeout, 1)?;
         loan.set_metadata(&header)?;
@@ -320,7 +325,7 @@ impl PyPublisher {
         let source = Source::of(PUBLISH, array)?;
         let (data_type, shape) = (source.data_type(), source.layout().shape().to_vec());
         let (layout, _) = contiguous(PUBLISH, data_type, shape)?;
-        header(self.message_type.as_ref(), (data_type, &layout), &[])?;
+        header(PUBLISH, self.message_type.as_ref(), (data_type, &layout), &[])?;
         let mut loan = self.borrow(py, source.length(), Timeout::new(PUBLISH, Some(0.0))?, 1)?;
         if let Err(failure) = copy(py, &source, &mut loan) {
             keep_while_copied(source, loan);
@@ -392,7 +397,7 @@ impl PyPublisher {
         };
         let (layout, length) = contiguous(LOAN, data_type, shape)?;
         // Before the memory: a wrong type is reported at once.
-        header(self.message_type.as_ref(), (data_type, &layout), &[])?;
+        header(LOAN, self.message_type.as_ref(), (data_type, &layout), &[])?;
         let loan = self.borrow(py, length, timeout, 0)?;
         let publisher = self.publisher.get(LOAN)?;
         Ok(PyLoan::of(loan, (data_type, layout), self.message_type.clone(), publisher))
@@ -640,7 +645,8 @@ impl PyLoan {
     )]
     fn publish(&self, py: Python<'_>, metadata: &[u8], timeout: Option<f64>) -> Result<PySent> {
         let timeout = Timeout::new(PUBLISH, timeout)?;
-        let header = header(self.topic.as_ref(), (self.data_type, &self.layout), metadata)?;
+        let header =
+            header(PUBLISH, self.topic.as_ref(), (self.data_type, &self.layout), metadata)?;
         let memory = lock(&self.memory).take().ok_or_else(|| published(PUBLISH))?;
         let mut memory = match Arc::try_unwrap(memory) {
             Ok(memory) => memory,

@@ -146,7 +146,7 @@ class Node:
         budget_host: int | None = None,
         budget_device: int | None = None,
         listen: str | None = None,
-        peers: Sequence[str] | None = None,
+        peers: Sequence[str] | str | None = None,
         rendezvous: str | None = None,
         insecure: bool | None = None,
         provider: str | None = None,

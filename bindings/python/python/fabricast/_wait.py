@@ -37,6 +37,9 @@ def wait(subscribers: Iterable[Subscriber], timeout: float | None = 30.0) -> lis
     if isinstance(subscribers, Subscriber):
         raise TypeError("wait for subscribers failed: a list of subscribers is needed, not one of them: [subscriber]")
     subscribers = list(subscribers)
+    for index, it in enumerate(subscribers):
+        if not isinstance(it, Subscriber):
+            raise TypeError(f"wait for subscribers failed: {type(it).__name__}, at index {index}, is no subscriber")
     end = None if timeout is None else time.monotonic() + timeout
     poll = select.poll()
     for subscriber in subscribers:

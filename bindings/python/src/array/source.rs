@@ -9,7 +9,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple, PyType};
 
 use super::{Array, dlpack};
 use crate::arguments::data_type_of;
@@ -92,9 +92,11 @@ impl Source {
                 return Self::of(operation, &read);
             }
         }
+        let is_list = object.is_instance_of::<PyList>() || object.is_instance_of::<PyTuple>();
+        let remedy = if is_list { ". numpy.asarray(list, dtype) makes one" } else { "" };
         let cause = format!(
             "{operation} failed: {} is no array: it has neither a buffer nor __dlpack__, \
-             __array_interface__ or __cuda_array_interface__",
+             __array_interface__ or __cuda_array_interface__{remedy}",
             object.get_type().name()?
         );
         Err(PyTypeError::new_err(cause).into())
