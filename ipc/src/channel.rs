@@ -518,7 +518,9 @@ impl Channel {
                 match io::Error::last_os_error().raw_os_error() {
                     Some(libc::EINTR) => {}
                     Some(libc::EAGAIN) => wait(&self.socket, libc::POLLIN, end, "a message")?,
-                    Some(libc::ECONNRESET) => return Err(ChannelError::Closed),
+                    // The peer closed with unread messages of this end. What it sent before comes first,
+                    // and then its end.
+                    Some(libc::ECONNRESET) => {}
                     _ => return Err(system("recvmsg", None)),
                 }
                 continue;

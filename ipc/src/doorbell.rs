@@ -28,8 +28,8 @@ pub enum WaitStrategy {
     /// Sleeps at once.
     Block,
     /// Polls for some time, and then sleeps. The time adapts: it grows when a wait took less than
-    /// `max`, with or without a sleep, and shrinks otherwise. Other threads of the core run between
-    /// two looks.
+    /// `max`, with or without a sleep, and shrinks otherwise. After 3 µs other threads of the core
+    /// run between two looks.
     Adaptive {
         /// How long it polls now.
         now: Duration,
@@ -50,7 +50,7 @@ impl WaitStrategy {
     /// A shorter time makes no difference.
     const MIN_SPIN: Duration = Duration::from_micros(1);
 
-    /// After a wait that took this long, with its sleep; None: it ended at its deadline. A wait
+    /// After a wait that took this long, with its sleep; None: a sleep ended at its deadline. A wait
     /// that slept although it was short makes the time longer: polling would have ended it
     /// sooner.
     fn adapt(&mut self, took: Option<Duration>) {

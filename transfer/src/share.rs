@@ -401,8 +401,8 @@ impl Opener {
         }));
     }
 
-    /// Like [`open`](Self::open), with descriptors that arrive one by one; none is requested for
-    /// memory that is mapped already.
+    /// Like [`open`](Self::open), with descriptors that are taken one by one; none is taken for memory
+    /// that is mapped already.
     pub(crate) fn open_pieces(
         &self,
         metadata: &HandleMetadata,

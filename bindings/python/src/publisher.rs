@@ -41,8 +41,10 @@ pub(crate) struct PyPublisher {
     publisher: Closable<Arc<Publisher>>,
     /// What all messages have in common.
     message_type: Option<MessageType>,
-    /// Calls in progress that publish copies.
-    publishing: AtomicU32,
+    /// Loans of calls in progress that publish copies, which return them by themselves.
+    passing_loans: AtomicU32,
+    /// Those of tasks of an event loop, which go on only when its thread does.
+    task_loans: AtomicU32,
 }
 
 /// What happened to a published message.
@@ -144,25 +146,25 @@ fn publish(
 impl PyPublisher {
     pub(crate) fn new(publisher: Publisher, message_type: Option<MessageType>) -> Self {
         let publisher = Closable::new("the publisher was closed", Arc::new(publisher));
-        Self { publisher, message_type, publishing: AtomicU32::new(0) }
+        Self {
+            publisher,
+            message_type,
+            passing_loans: AtomicU32::new(0),
+            task_loans: AtomicU32::new(0),
+        }
     }
 
-    /// Memory for a message. Publishing calls return their loans by themselves: with all loans in
-    /// use, it waits as long as there are more of them than this caller makes.
-    fn borrow(
-        &self,
-        py: Python<'_>,
-        length: u64,
-        timeout: Timeout,
-        own_calls: u32,
-    ) -> Result<Loan> {
+    /// Memory for a message. With all loans in use, it waits for those that calls in progress return
+    /// by themselves. A caller that does not wait is told so, too, if tasks have them.
+    fn borrow(&self, py: Python<'_>, length: u64, timeout: Timeout) -> Result<Loan> {
+        let returns_soon = || {
+            let tasks = if timeout.is_zero() { self.task_loans.load(Ordering::Relaxed) } else { 0 };
+            self.passing_loans.load(Ordering::Relaxed) + tasks > 0
+        };
         let publisher = self.publisher.get(LOAN)?;
         let cause = || format!("no room for {length} bytes");
         wait(py, LOAN, timeout, cause, |slice| match unless_late(publisher.loan(length, slice)) {
-            Err(failure)
-                if failure.is_of("TooManyLoans")
-                    && self.publishing.load(Ordering::Relaxed) > own_calls =>
-            {
+            Err(failure) if failure.is_of("TooManyLoans") && returns_soon() => {
                 std::thread::sleep(slice.min(LOAN_PAUSE));
                 Ok(None)
             }
@@ -171,17 +173,17 @@ impl PyPublisher {
     }
 }
 
-/// A call that publishes a copy, until this is dropped.
-struct Publishing<'a>(&'a AtomicU32);
+/// A loan of a call in progress, counted until this is dropped.
+struct PassingLoan<'a>(&'a AtomicU32);
 
-impl<'a> Publishing<'a> {
-    fn begin(count: &'a AtomicU32) -> Self {
+impl<'a> PassingLoan<'a> {
+    fn new(count: &'a AtomicU32) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
         Self(count)
     }
 }
 
-impl Drop for Publishing<'_> {
+impl Drop for PassingLoan<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -304,8 +306,8 @@ impl PyPublisher {
             (source.data_type(), source.layout()),
             metadata,
         )?;
-        let _publishing = Publishing::begin(&self.publishing);
-        let mut loan = self.borrow(py, source.length(), timeout, 1)?;
+        let mut loan = self.borrow(py, source.length(), timeout)?;
+        let _passing = PassingLoan::new(&self.passing_loans);
         loan.set_metadata(&header)?;
         if let Err(failure) = copy(py, &source, &mut loan) {
             keep_while_copied(source, loan);
@@ -314,10 +316,10 @@ impl PyPublisher {
         publish(py, &mut Some(loan), &UsingStreams::default(), timeout)
     }
 
-    /// Counts a task that publishes, which returns its loan by itself.
-    fn _count_publishing(&self, has_begun: bool) {
+    /// Counts the loan of a task, which returns it by itself.
+    fn _count_task_loan(&self, has_begun: bool) {
         let change = if has_begun { 1 } else { u32::MAX };
-        self.publishing.fetch_add(change, Ordering::Relaxed);
+        self.task_loans.fetch_add(change, Ordering::Relaxed);
     }
 
     /// A loan that has a copy of an array; `WouldBlock` without room.
@@ -326,7 +328,7 @@ impl PyPublisher {
         let (data_type, shape) = (source.data_type(), source.layout().shape().to_vec());
         let (layout, _) = contiguous(PUBLISH, data_type, shape)?;
         header(PUBLISH, self.message_type.as_ref(), (data_type, &layout), &[])?;
-        let mut loan = self.borrow(py, source.length(), Timeout::new(PUBLISH, Some(0.0))?, 1)?;
+        let mut loan = self.borrow(py, source.length(), Timeout::new(PUBLISH, Some(0.0))?)?;
         if let Err(failure) = copy(py, &source, &mut loan) {
             keep_while_copied(source, loan);
             return Err(failure);
@@ -398,7 +400,7 @@ impl PyPublisher {
         let (layout, length) = contiguous(LOAN, data_type, shape)?;
         // Before the memory: a wrong type is reported at once.
         header(LOAN, self.message_type.as_ref(), (data_type, &layout), &[])?;
-        let loan = self.borrow(py, length, timeout, 0)?;
+        let loan = self.borrow(py, length, timeout)?;
         let publisher = self.publisher.get(LOAN)?;
         Ok(PyLoan::of(loan, (data_type, layout), self.message_type.clone(), publisher))
     }

@@ -174,15 +174,22 @@ def test_memory_outlives_its_owner(tmp_path):
         numpy.asarray(mine)[:] = 7
         with fabricast.share(mine, directory=tmp_path) as shared:
             there.send_bytes(shared.token)
-            time.sleep(60)
+            with fabricast.share(mine, directory=tmp_path) as other:
+                there.send_bytes(other.token)
+                time.sleep(60)
 
     child = fork.Process(target=owner)
     child.start()
-    token = here.recv_bytes()
+    token, other = here.recv_bytes(), here.recv_bytes()
     opened = numpy.asarray(fabricast.open(token))
+    os.kill(child.pid, signal.SIGSTOP)
+    # A stopped owner is not asked.
+    assert numpy.asarray(fabricast.open(token, timeout=0)).sum() == 7000
     os.kill(child.pid, signal.SIGKILL)
     child.join()
     assert opened.sum() == 7000
+    with pytest.raises(errors.Closed, match="has ended"):
+        fabricast.open(other)
     # It is still open in this process.
     assert numpy.asarray(fabricast.open(token)).sum() == 7000
     del opened
@@ -196,11 +203,7 @@ def test_memory_in_use_is_opened_again_without_its_owner(tmp_path):
     shared = fabricast.share(mine, directory=tmp_path)
     token = shared.token
     first = fabricast.open(token)
-    begin = time.perf_counter()
-    for _ in range(1000):
-        again = fabricast.open(token)
-    # A request to the owner takes 70 microseconds and more.
-    assert time.perf_counter() - begin < 1000 * 60e-6
+    again = fabricast.open(token)
     assert again._address == first._address
     shared.close()
     assert numpy.asarray(fabricast.open(token)).sum() == 12

@@ -253,6 +253,11 @@ impl ShareClient {
         opened.insert(name.to_owned(), known);
     }
 
+    /// Is memory in use that was opened with this client?
+    pub(super) fn is_in_use(&self) -> bool {
+        lock(&self.opened).values().any(|known| known.held.strong_count() > 0)
+    }
+
     /// Memory that this process has opened by this name and still uses; None otherwise, or if it is
     /// not mapped for this device. It never waits, and needs neither the service nor its process. Only
     /// for names that never stand for other memory.
@@ -373,7 +378,7 @@ impl ShareClient {
         let request = Request::Open(name.to_owned(), number);
         let (reply, descriptors) = self.exchange(connection, &request, wait)?;
         let (kind, detail) = match reply {
-            Reply::Handle(bytes, is_for_one) => {
+            Reply::Handle { bytes, is_for_one } => {
                 let metadata =
                     HandleMetadata::decode(&bytes).map_err(|error| self.with_path(error))?;
                 return Ok(HandlePieces {
@@ -430,7 +435,7 @@ fn is_of_complete_reply(error: &Error) -> bool {
     ![Closed, DeadlineExceeded, Denied, Malformed, VersionMismatch].contains(&error.kind())
 }
 
-/// The descriptors of a handle, which are requested as they are needed.
+/// The descriptors of a handle. Those that did not come with it are requested as they are needed.
 struct HandlePieces<'a> {
     client: &'a ShareClient,
     metadata: HandleMetadata,

@@ -42,7 +42,7 @@ fn late_reply_is_not_taken_for_the_next_one() {
     let (mut here, there) = UnixStream::pair().unwrap();
     let requested = |service: &Channel| requested_name(&service.receive(TIMEOUT).unwrap().bytes);
     assert_eq!(requested(&first), open("first"));
-    let late = Reply::Handle(b"a handle".to_vec(), false).encode();
+    let late = Reply::Handle { bytes: b"a handle".to_vec(), is_for_one: false }.encode();
     let _ = first.send(&late, &[there.as_fd()], TIMEOUT);
     std::thread::scope(|scope| {
         scope.spawn(|| {

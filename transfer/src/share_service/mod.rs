@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ipc::{Channel, ChannelError, ChannelListener, ForkGeneration, Message};
 use threads::lock;
@@ -36,6 +36,8 @@ pub use token::{SHORT_TOKEN_LENGTH, is_token};
 const MAX_PER_USER: usize = 16;
 /// Maximum of connections that hold memory.
 const MAX_HOLDING: usize = 1024;
+/// In this time a receiver requests the descriptors that did not come with a handle.
+const REQUEST_TIME: Duration = Duration::from_secs(1);
 /// Maximum of memories that a connection holds.
 const MAX_HELD: usize = 1 << 16;
 
@@ -44,13 +46,34 @@ struct State {
     shared: Mutex<HashMap<String, Published>>,
     admission: Admission,
     is_over: AtomicBool,
+    /// Until then a receiver of memory for one is expected to request further descriptors.
+    request_until: Mutex<Option<Instant>>,
+}
+
+impl State {
+    fn expect_request(&self) {
+        *lock(&self.request_until) = Some(Instant::now() + REQUEST_TIME);
+    }
+
+    /// A receiver does not hold memory for one any more: after a use it ends, otherwise it is available
+    /// again, unless it was withdrawn.
+    fn give_back(&self, name: &str, is_used: bool) {
+        let mut shared = lock(&self.shared);
+        if is_used {
+            shared.remove(name);
+        } else if let Some(published) = shared.get_mut(name) {
+            published.is_taken = false;
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
 struct Published {
     buffer: Arc<SharedBuffer>,
-    /// Withdrawn when it is opened.
+    /// Not found by others once it is opened.
     is_for_one: bool,
+    /// A receiver has it, which may give it back.
+    is_taken: bool,
     /// Left to its receiver, by a share that is gone.
     is_left: bool,
 }
@@ -59,8 +82,7 @@ struct Published {
 #[derive(Debug)]
 struct HeldMemory {
     buffer: Arc<SharedBuffer>,
-    /// The name of memory for one receiver, under which it is published again if this one does not
-    /// use it.
+    /// The name of memory for one receiver, which is available again if this one does not use it.
     name_of_one: Option<String>,
 }
 
@@ -79,7 +101,7 @@ impl Requests<'_> {
     /// take it.
     fn open(&self, channel: &Channel, name: &str, number: u64, held: &mut Held) -> bool {
         let found = lock(&self.state.shared).get(name).cloned();
-        let Some(Published { buffer, is_for_one, .. }) = found else {
+        let Some(Published { buffer, is_for_one, is_taken: false, .. }) = found else {
             return reply(channel, &Reply::Unknown, &[]);
         };
         if held.is_empty() && self.holding >= MAX_HOLDING {
@@ -90,8 +112,8 @@ impl Requests<'_> {
             let cause = format!("a client holds {MAX_HELD} memories, the maximum");
             return reply(channel, &Reply::Failed(cause), &[]);
         }
-        // Mostly the client has mapped the memory of a pool already. Other memory is complete with this
-        // reply, so that the client can map it after this process has ended.
+        // Mostly the client has mapped the memory of a pool already. Other memory of few pieces is
+        // complete with this reply, so that the client can map it after this process has ended.
         let descriptors = match buffer.metadata().is_of_pool {
             true => Vec::new(),
             false => match buffer.descriptors(0, PIECES_PER_MESSAGE) {
@@ -99,7 +121,9 @@ impl Requests<'_> {
                 Err(error) => return reply(channel, &Reply::Failed(error.to_string()), &[]),
             },
         };
-        let handle = Reply::Handle(buffer.metadata().encode(), is_for_one).encode();
+        let is_complete = descriptors.len() == buffer.metadata().pieces();
+        let bytes = buffer.metadata().encode();
+        let handle = Reply::Handle { bytes, is_for_one }.encode();
         match channel.send(&handle, &borrowed(&descriptors), Duration::ZERO) {
             Ok(()) => {}
             Err(ChannelError::Closed | ChannelError::DeadlineExceeded { .. }) => return false,
@@ -107,7 +131,12 @@ impl Requests<'_> {
         }
         let name_of_one = is_for_one.then(|| name.to_owned());
         if is_for_one {
-            lock(&self.state.shared).remove(name);
+            if let Some(published) = lock(&self.state.shared).get_mut(name) {
+                published.is_taken = true;
+            }
+            if !is_complete {
+                self.state.expect_request();
+            }
         }
         held.insert(number, HeldMemory { buffer, name_of_one });
         true
@@ -121,17 +150,19 @@ impl Requests<'_> {
                 let Some(memory) = held.get(&number) else {
                     return reply(channel, &Reply::Unknown, &[]);
                 };
+                let is_last =
+                    first as usize + PIECES_PER_MESSAGE >= memory.buffer.metadata().pieces();
+                if memory.name_of_one.is_some() && !is_last {
+                    self.state.expect_request();
+                }
                 match memory.buffer.descriptors(first as usize, PIECES_PER_MESSAGE) {
                     Ok(descriptors) => reply(channel, &Reply::Pieces, &descriptors),
                     Err(error) => reply(channel, &Reply::Failed(error.to_string()), &[]),
                 }
             }
             Request::Release(number, is_used) => {
-                if let Some(HeldMemory { buffer, name_of_one: Some(name) }) = held.remove(&number)
-                    && !is_used
-                {
-                    let published = Published { buffer, is_for_one: true, is_left: true };
-                    lock(&self.state.shared).insert(name, published);
+                if let Some(HeldMemory { name_of_one: Some(name), .. }) = held.remove(&number) {
+                    self.state.give_back(&name, is_used);
                 }
                 true
             }
@@ -183,7 +214,10 @@ impl Handler for Requests<'_> {
         is_open
     }
 
-    fn disconnected(&mut self, _held: Held) {
+    fn disconnected(&mut self, held: Held) {
+        for name in held.into_values().filter_map(|memory| memory.name_of_one) {
+            self.state.give_back(&name, true);
+        }
         self.holding -= 1;
     }
 }
@@ -234,6 +268,7 @@ impl ShareService {
             shared: Mutex::default(),
             admission,
             is_over: AtomicBool::new(false),
+            request_until: Mutex::default(),
         });
         let thread_state = Arc::clone(&state);
         let accepting = threads::spawn("fabricast-share", move || {
@@ -267,7 +302,15 @@ impl ShareService {
     /// [`Malformed`](ErrorKind::Malformed) for a name that is empty or longer than
     /// [`MAX_NAME_LENGTH`]; [`Forked`](ErrorKind::Forked).
     pub fn publish(&self, name: &str, shared: SharedBuffer) -> Result<Option<Arc<SharedBuffer>>> {
-        self.add(name, Published { buffer: Arc::new(shared), is_for_one: false, is_left: false })
+        self.add(
+            name,
+            Published {
+                buffer: Arc::new(shared),
+                is_for_one: false,
+                is_taken: false,
+                is_left: false,
+            },
+        )
     }
 
     fn add(&self, name: &str, published: Published) -> Result<Option<Arc<SharedBuffer>>> {
@@ -281,9 +324,11 @@ impl ShareService {
         Ok(before.map(|before| before.buffer))
     }
 
-    /// Is memory left to a receiver that has not opened it?
+    /// Is memory left to a receiver that has not opened it, or has not got all of its descriptors?
     fn has_left(&self) -> bool {
-        lock(&self.state.shared).values().any(|it| it.is_left && it.is_for_one)
+        let is_waiting = |it: &Published| it.is_left && it.is_for_one && !it.is_taken;
+        let is_expected = lock(&self.state.request_until).is_some_and(|end| Instant::now() < end);
+        is_expected || lock(&self.state.shared).values().any(is_waiting)
     }
 
     /// Stops publishing a name. Processes that opened the memory keep it.

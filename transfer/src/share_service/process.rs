@@ -1,5 +1,6 @@
 //! Sharing between processes that know nothing but a token: bytes that are sent by any means.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::DirBuilder;
 use std::os::unix::ffi::OsStrExt;
@@ -121,7 +122,8 @@ pub fn share_with(directory: &Path, shared: SharedBuffer, admission: &Admission)
     let (name, socket) = (random(SHARE)?, service.socket);
     let own = service.service.path().parent().unwrap_or(directory).as_os_str().as_bytes();
     let token = token_of(socket, name, own).ok_or("the path is too long").map_err(failed(SHARE))?;
-    let published = Published { buffer: Arc::new(shared), is_for_one: false, is_left: false };
+    let published =
+        Published { buffer: Arc::new(shared), is_for_one: false, is_taken: false, is_left: false };
     service.service.add(&digits(name), published)?;
     let fork_generation = ForkGeneration::current();
     Ok(Share { token, name, is_left_to_receiver: false, service, fork_generation })
@@ -287,13 +289,19 @@ pub fn open_of(
     timeout: Duration,
     goes_on: &dyn Fn() -> bool,
 ) -> Result<OpenedBuffer> {
-    let wait = Wait::new(timeout, goes_on);
+    // Asked no more, once it has said no: it may take note of a signal.
+    let has_ended = Cell::new(false);
+    let goes_on = || {
+        has_ended.set(has_ended.get() || !goes_on());
+        !has_ended.get()
+    };
+    let wait = Wait::new(timeout, &goes_on);
     let (name, path) = read(token, directory)?;
     let key = (path.clone(), users.to_vec());
     let client = {
         let mut clients = lock(CLIENTS.get());
         if clients.len() >= MAX_CLIENTS {
-            clients.retain(|_, client| Arc::strong_count(client) > 1);
+            clients.retain(|_, client| Arc::strong_count(client) > 1 || client.is_in_use());
         }
         let new = || Arc::new(ShareClient::new(&path, users));
         Arc::clone(clients.entry(key.clone()).or_insert_with(new))
@@ -303,7 +311,10 @@ pub fn open_of(
     }
     client.open_in(&name, device, wait).map_err(|error| match error.kind() {
         ErrorKind::Closed => {
-            lock(CLIENTS.get()).remove(&key);
+            // What is open here can be opened again.
+            if !client.is_in_use() {
+                lock(CLIENTS.get()).remove(&key);
+            }
             let detail = "the process that shared it has ended, or its directory is not visible here. \
                           Keep that process until the memory was opened";
             Error::new(OPEN, ErrorKind::Closed, detail).at(&path)

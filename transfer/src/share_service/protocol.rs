@@ -39,7 +39,7 @@ pub(super) enum Request {
 pub(super) enum Reply {
     /// The bytes of a [handle](crate::Handle), and whether the memory is for one receiver. The first
     /// descriptors are sent with it, except those of a pool.
-    Handle(Vec<u8>, bool),
+    Handle { bytes: Vec<u8>, is_for_one: bool },
     /// Descriptors are sent with the message.
     Pieces,
     /// No memory is shared under this name.
@@ -108,9 +108,12 @@ mod tests {
     #[test]
     fn replies_of_other_versions_and_kinds_are_refused() {
         let read = |bytes: &[u8]| Reply::decode("test", bytes).map_err(|error| error.kind());
-        for reply in
-            [Reply::Handle(vec![7; 90], true), Reply::Pieces, Reply::Unknown, Reply::Denied]
-        {
+        for reply in [
+            Reply::Handle { bytes: vec![7; 90], is_for_one: true },
+            Reply::Pieces,
+            Reply::Unknown,
+            Reply::Denied,
+        ] {
             assert_eq!(read(&reply.encode()), Ok(reply));
         }
         assert_eq!(read(&[VERSION + 1, 2]), Err(ErrorKind::VersionMismatch));

@@ -109,13 +109,19 @@ fn host_share() -> SharedBuffer {
     SharedBuffer::new(HostBuffer::new(LENGTH).unwrap(), &tensor()).unwrap()
 }
 
-/// A receiver that opens memory by messages of its own, and has not mapped it.
-fn request(directory: &Path, token: &[u8]) -> Channel {
+/// A receiver that opens memory by messages of its own, and has not read the reply.
+fn send_request(directory: &Path, token: &[u8]) -> Channel {
     let digits = |bytes: &[u8]| -> String { bytes.iter().map(|it| format!("{it:02x}")).collect() };
     let socket = directory.join(format!("share-{}", digits(&token[8..24])));
     let channel = Channel::connect(&socket, TIMEOUT).unwrap();
     let name = digits(&token[24..40]);
     channel.send(&[b"\x03\x00\x20", name.as_bytes(), b"\x00"].concat(), &[], TIMEOUT).unwrap();
+    channel
+}
+
+/// One that has read the reply, and has not mapped the memory.
+fn request(directory: &Path, token: &[u8]) -> Channel {
+    let channel = send_request(directory, token);
     let reply = channel.receive(TIMEOUT).unwrap();
     assert_eq!(reply.bytes[..2], *b"\x03\x00", "a handle");
     channel
@@ -141,6 +147,51 @@ fn memory_for_one_receiver_is_available_again_only_without_a_use() {
     drop(request(&directory.0, &once));
     wait_until("it is held for a receiver that has ended", is_free);
     assert_eq!(directory.open(&once).unwrap_err().kind(), ErrorKind::Unknown);
+}
+
+/// A receiver whose wait was ended has not read the reply when it gives the memory back and ends.
+#[test]
+fn memory_for_one_receiver_is_given_back_with_an_unread_reply() {
+    let _alone = alone();
+    let directory = Directory::new("token-unread");
+    for _ in 0..30 {
+        let once = transfer::share(&directory.0, host_share()).unwrap().for_one_receiver().unwrap();
+        let ended = send_request(&directory.0, &once);
+        std::thread::sleep(Duration::from_millis(2));
+        ended.send(b"\x03\x02\x00\x00", &[], TIMEOUT).unwrap();
+        ended.end();
+        drop(ended);
+        wait_until("it is not available again", || directory.open(&once).is_ok());
+    }
+}
+
+#[test]
+fn withdrawn_memory_is_not_given_back() {
+    let _alone = alone();
+    let directory = Directory::new("token-withdrawn");
+    let (shared, is_free) = watched(4096);
+    let share = transfer::share(&directory.0, shared).unwrap();
+    share.limit_to_one().unwrap();
+    let token = share.token().to_vec();
+    let receiver = request(&directory.0, &token);
+    drop(share);
+    receiver.send(b"\x03\x02\x00\x00", &[], TIMEOUT).unwrap();
+    wait_until("it is still held", is_free);
+    assert_eq!(directory.open(&token).unwrap_err().kind(), ErrorKind::Unknown);
+    assert!(transfer::wait_for_receivers(Duration::from_secs(10), &|| true));
+}
+
+#[test]
+fn end_waits_for_the_receivers_of_what_was_left() {
+    let _alone = alone();
+    let directory = Directory::new("token-wait");
+    let shared = host_share();
+    let once = transfer::share(&directory.0, shared).unwrap().for_one_receiver().unwrap();
+    assert!(!transfer::wait_for_receivers(Duration::from_millis(10), &|| true));
+    assert!(!transfer::wait_for_receivers(TIMEOUT, &|| false));
+    let opened = directory.open(&once).unwrap();
+    assert!(transfer::wait_for_receivers(TIMEOUT, &|| true));
+    drop(opened);
 }
 
 /// The share's token is sent before the memory is left to the receiver, since that may fail.

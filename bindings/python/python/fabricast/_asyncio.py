@@ -87,13 +87,13 @@ async def _with_room(call: Callable[[], _Result], timeout: float | None) -> _Res
 async def publish(publisher: Publisher, array: Any, metadata: bytes, timeout: float | None) -> Sent:
     loop = asyncio.get_running_loop()
     end = None if timeout is None else loop.time() + timeout
-    publisher._count_publishing(True)
+    # The copy is made once.
+    copied = await _with_room(lambda: publisher._loan_copy(array), timeout)
+    publisher._count_task_loan(True)
     try:
-        # The copy is made once.
-        copied = await _with_room(lambda: publisher._loan_copy(array), timeout)
         return await publish_loan(copied, metadata, None if end is None else max(0, end - loop.time()))
     finally:
-        publisher._count_publishing(False)
+        publisher._count_task_loan(False)
 
 
 async def loan(publisher: Publisher, shape: Any, dtype: Any, timeout: float | None) -> Loan:

@@ -1,18 +1,30 @@
-"""The end of a process that has sent arrays: it waits until they were received."""
+"""The end of a child of multiprocessing that has sent arrays: it waits until they were received."""
 
+import multiprocessing
 import multiprocessing.util
 import sys
+import time
 
 from fabricast import _native
 
 # Seconds until what nobody receives is given up.
 _TIMEOUT = 30.0
+# Between two looks at the parent.
+_PAUSE = 0.1
 # After that with which multiprocessing writes what its queues still have.
 _PRIORITY = -10
 
 
 def _wait() -> None:
-    if not _native._wait_for_receivers(_TIMEOUT):
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    end = time.monotonic() + _TIMEOUT
+    # A parent that has ended receives nothing.
+    while not (received := _native._wait_for_receivers(_PAUSE)):
+        if time.monotonic() >= end or not parent.is_alive():
+            break
+    if not received:
         import logging
 
         logging.getLogger("fabricast").warning(
@@ -25,8 +37,8 @@ def _register(_module: object = None) -> None:
 
 
 def wait_for_receivers() -> None:
-    """Lets the end of this process wait. It is said before an array is sent: the thread of a queue may send it when the
-    process ends already."""
-    # Children of multiprocessing that were forked have no finalizers of their parents.
+    """Lets the end of children of multiprocessing wait: this process, if it is one, and those that it forks. It is said
+    before an array is sent: the thread of a queue may send it when the process ends already."""
+    # A forked child has no finalizers of its parent; a spawned one imports the program before it knows its parent.
     multiprocessing.util.register_after_fork(sys.modules[__name__], _register)
     _register()

@@ -9,7 +9,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict, PyList, PyTuple, PyType};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyTuple, PyType};
 
 use super::{Array, dlpack};
 use crate::arguments::data_type_of;
@@ -375,13 +375,19 @@ impl HostBytes {
 /// elements of a masked array.
 fn refuse_lossy_buffer(operation: &'static str, object: &Bound<'_, PyAny>) -> Result<()> {
     static NDARRAY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    let kind = object.get_type();
-    if kind.is(NDARRAY.import(object.py(), "numpy", "ndarray")?)
-        || object.is_exact_instance_of::<PyBytes>()
-    {
+    let (py, kind) = (object.py(), object.get_type());
+    if object.is_exact_instance_of::<PyBytes>() || object.is_exact_instance_of::<PyByteArray>() {
         return Ok(());
     }
-    if object.hasattr("_mask")? {
+    // Without NumPy there is no such object.
+    if NDARRAY.get(py).is_none() && !py.import("sys")?.getattr("modules")?.contains("numpy")? {
+        return Ok(());
+    }
+    let array_type = NDARRAY.import(py, "numpy", "ndarray")?;
+    if kind.is(array_type) {
+        return Ok(());
+    }
+    if object.is_instance(array_type)? && object.hasattr("_mask")? {
         let cause = "a masked array would lose its mask: use array.filled(value), and publish or \
                      share array.mask, too";
         return Err(Failure::invalid(operation, cause));
