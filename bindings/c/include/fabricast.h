@@ -813,7 +813,8 @@ typedef struct fabricast_opened fabricast_opened;
  * Maps memory by its token. directory is that of this process, where the socket of the owner is
  * looked for if its own path does not exist here, as in another container; NULL: the default.
  * device names a further device that accesses the memory, as "cuda:1"; NULL: only its own. Memory
- * from cudaMalloc can be opened in other processes only.
+ * from cudaMalloc can be opened in other processes only. Memory that this process has open is opened
+ * again at once, without the owner.
  *
  * FABRICAST_E_CLOSED, at once, if the owner has ended; FABRICAST_E_NOT_FOUND if it does not share
  * the memory any more, and for memory of a device if this process sees none;

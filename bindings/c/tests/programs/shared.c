@@ -164,14 +164,17 @@ static void use(int in, int out)
     check(other, where, 2);
     signal_peer(out);
     await_signal(in);
-    /* The owner has closed both, and has not ended: nothing is shared any more. */
+    /* The owner has closed both, and has not ended. What is open here is opened again. */
+    DONE(fabricast_shared_memory_open(token.bytes, token.length, NULL, NULL, LONG, &again));
+    DONE(fabricast_opened_close(again));
+    put(address, where, 3);
+    check(other, where, 3);
+    DONE(fabricast_opened_close(whole));
+    /* Nothing is shared any more. */
     EXPECT(FABRICAST_E_NOT_FOUND,
            fabricast_shared_memory_open(token.bytes, token.length, NULL, NULL, LONG, &again));
     CHECK(again == NULL);
-    put(address, where, 3);
-    check(other, where, 3);
     signal_peer(out);
-    DONE(fabricast_opened_close(whole));
     DONE(fabricast_opened_close(opened));
     EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_opened_close(opened));
     DONE(fabricast_opened_close(NULL));
@@ -244,11 +247,14 @@ static void survive(pid_t child, int in)
     DONE(fabricast_opened_address(opened, &address, &length));
     CHECK(kill(child, SIGKILL) == 0);
     CHECK(waitpid(child, &code, 0) == child && WIFSIGNALED(code));
+    /* It is still open here. */
+    DONE(fabricast_shared_memory_open(token.bytes, token.length, NULL, NULL, LONG, &again));
+    check(address, "host", 6);
+    DONE(fabricast_opened_close(again));
+    DONE(fabricast_opened_close(opened));
     EXPECT(FABRICAST_E_CLOSED,
            fabricast_shared_memory_open(token.bytes, token.length, NULL, NULL, LONG, &again));
     SAYS("has ended");
-    check(address, "host", 6);
-    DONE(fabricast_opened_close(opened));
 }
 
 static int releases;
