@@ -50,9 +50,9 @@ impl WaitStrategy {
     /// A shorter time makes no difference.
     const MIN_SPIN: Duration = Duration::from_micros(1);
 
-    /// After a wait that took this long, with its sleep; None: a sleep ended at its deadline. A wait
-    /// that slept although it was short makes the time longer: polling would have ended it
-    /// sooner.
+    /// Sets the time of polling after a wait that took this long, its sleep included; None if a sleep
+    /// ended at the deadline. A short wait that slept makes the time longer: polling would have
+    /// ended it sooner.
     fn adapt(&mut self, took: Option<Duration>) {
         if let Self::Adaptive { now, max } = self {
             *now = match took {

@@ -112,8 +112,8 @@ pub(crate) fn new_host_buffer(operation: &'static str, length: u64) -> Result<Ho
     }
 }
 
-/// Allocates an array of zeros that peers can map: in host memory, or on a device such as `cuda:0`.
-/// As of `numpy.zeros`, the elements are of float64 by default.
+/// Allocates an array of zeros, of float64 by default, that peers can map: in host memory, or on a
+/// device such as `cuda:0`.
 #[pyfunction]
 #[pyo3(signature = (shape, dtype=None, *, device="host"))]
 pub(crate) fn allocate(

@@ -161,15 +161,7 @@ impl PyPublisher {
             let tasks = if timeout.is_zero() { self.task_loans.load(Ordering::Relaxed) } else { 0 };
             self.passing_loans.load(Ordering::Relaxed) + tasks > 0
         };
-        let publisher = self.publisher.get(LOAN)?;
-        let cause = || format!("no room for {length} bytes");
-        wait(py, LOAN, timeout, cause, |slice| match unless_late(publisher.loan(length, slice)) {
-            Err(failure) if failure.is_of("TooManyLoans") && returns_soon() => {
-                std::thread::sleep(slice.min(LOAN_PAUSE));
-                Ok(None)
-            }
-            other => other,
-        })
+        borrow(py, &*self.publisher.get(LOAN)?, length, timeout, returns_soon)
     }
 }
 
@@ -189,10 +181,22 @@ impl Drop for PassingLoan<'_> {
     }
 }
 
-/// Memory for a message of this length, when there is room.
-fn borrow(py: Python<'_>, publisher: &Publisher, length: u64, timeout: Timeout) -> Result<Loan> {
+/// Memory for a message of this length, when there is room, and a loan that returns soon.
+fn borrow(
+    py: Python<'_>,
+    publisher: &Publisher,
+    length: u64,
+    timeout: Timeout,
+    returns_soon: impl Fn() -> bool + Sync,
+) -> Result<Loan> {
     let cause = || format!("no room for {length} bytes");
-    wait(py, LOAN, timeout, cause, |slice| unless_late(publisher.loan(length, slice)))
+    wait(py, LOAN, timeout, cause, |slice| match unless_late(publisher.loan(length, slice)) {
+        Err(failure) if failure.is_of("TooManyLoans") && returns_soon() => {
+            std::thread::sleep(slice.min(LOAN_PAUSE));
+            Ok(None)
+        }
+        other => other,
+    })
 }
 
 /// Copies an array into a message. Then the source is not used any more.
@@ -316,10 +320,12 @@ impl PyPublisher {
         publish(py, &mut Some(loan), &UsingStreams::default(), timeout)
     }
 
-    /// Counts the loan of a task, which returns it by itself.
-    fn _count_task_loan(&self, has_begun: bool) {
-        let change = if has_begun { 1 } else { u32::MAX };
-        self.task_loans.fetch_add(change, Ordering::Relaxed);
+    /// Counts the loan of a task, which returns it by itself: when it is taken, and when it is returned.
+    fn _count_task_loan(&self, is_taken: bool) {
+        match is_taken {
+            true => self.task_loans.fetch_add(1, Ordering::Relaxed),
+            false => self.task_loans.fetch_sub(1, Ordering::Relaxed),
+        };
     }
 
     /// A loan that has a copy of an array; `WouldBlock` without room.
@@ -600,7 +606,7 @@ impl PyLoan {
     /// A copy of memory that views may still write, with a warning.
     fn copied(&self, py: Python<'_>, viewed: &LoanMemory, timeout: Timeout) -> Result<Loan> {
         let length = viewed.loan.with(PUBLISH, Loan::length)?;
-        let copied = match borrow(py, &self.publisher, length, timeout) {
+        let copied = match borrow(py, &self.publisher, length, timeout, || false) {
             Err(failure) if failure.is_of("TooManyLoans") => {
                 let cause = "publish to topic failed: views of the loan's array exist, which could write \
                              to the message, and there is no further loan for a copy. Write \

@@ -3,14 +3,13 @@
 
 use std::path::PathBuf;
 use std::ptr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use gpu::{DEFAULT_TIMEOUT, DeviceName};
 use pubsub::{MemoryLocation, NodeOptions};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
-use threads::lock;
 use transfer::{
     Admission, Buffer, ElementType, ErrorKind, OpenedBuffer, Share, SharedBuffer, SharedName,
     Tensor,
@@ -27,7 +26,7 @@ use crate::memory::{OwnMemory, address_of, find, new_host_buffer};
 use crate::release::drop_after;
 use crate::streams::{UsingStreams, last_use};
 use crate::torch_allocator::find_in_pool;
-use crate::waits::{Timeout, wait_for_writers};
+use crate::waits::{LONGEST_CALL, Timeout, wait_for_writers, with_signals};
 
 const SHARE: &str = "share memory";
 const OPEN: &str = "open shared memory";
@@ -361,28 +360,8 @@ impl Drop for OpenedMemory {
 /// Waits until what this process left to one receiver each was opened. False after the timeout.
 #[pyfunction]
 pub(crate) fn _wait_for_receivers(py: Python<'_>, timeout: f64) -> Result<bool> {
-    let timeout = Timeout::new(SHARE, Some(timeout))?.or(crate::waits::LONGEST_CALL);
-    interruptible(py, |goes_on| transfer::wait_for_receivers(timeout, goes_on))
-}
-
-/// A call that asks whether it goes on. Ctrl-C ends it.
-fn interruptible<T: Send>(
-    py: Python<'_>,
-    call: impl FnOnce(&dyn Fn() -> bool) -> T + Send,
-) -> Result<T> {
-    let interrupted = Mutex::new(None);
-    let goes_on = || match Python::attach(|py| py.check_signals()) {
-        Ok(()) => true,
-        Err(error) => {
-            *lock(&interrupted) = Some(error);
-            false
-        }
-    };
-    let outcome = py.detach(|| call(&goes_on));
-    match lock(&interrupted).take() {
-        Some(error) => Err(error.into()),
-        None => Ok(outcome),
-    }
+    let timeout = Timeout::new(SHARE, Some(timeout))?.or(LONGEST_CALL);
+    with_signals(py, |goes_on| transfer::wait_for_receivers(timeout, goes_on))
 }
 
 /// The token of the memory that a process shares under this name; None if there is none.
@@ -409,12 +388,12 @@ pub(crate) fn _open(
     owners: Vec<u32>,
 ) -> Result<(Array, bool)> {
     // A request takes some time, also for a caller that does not wait.
-    let timeout = Timeout::new(OPEN, timeout)?.or(crate::waits::LONGEST_CALL).max(SHORTEST_REQUEST);
+    let timeout = Timeout::new(OPEN, timeout)?.or(LONGEST_CALL).max(SHORTEST_REQUEST);
     let device = device.map(str::parse::<MemoryLocation>).transpose()?;
     let device = device.map(MemoryLocation::device).transpose()?.flatten();
     let directory = _directory(directory);
     let device = py.detach(|| device.map(open_device).transpose())?;
-    let opened = interruptible(py, |goes_on| {
+    let opened = with_signals(py, |goes_on| {
         transfer::open_of(&token, &directory, &owners, device.as_ref(), timeout, goes_on)
     })??;
     let Tensor { element, shape, strides, .. } = opened.tensor().clone();

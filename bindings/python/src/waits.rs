@@ -198,3 +198,26 @@ pub(crate) fn interruptibly<T: Send + 'static, E: Into<Failure> + Send + 'static
         }
     }
 }
+
+/// Makes a call in this thread, which asks often whether it goes on: then Python's signal handlers run.
+///
+/// # Errors
+/// Exceptions of signal handlers.
+pub(crate) fn with_signals<T: Send>(
+    py: Python<'_>,
+    call: impl FnOnce(&dyn Fn() -> bool) -> T + Send,
+) -> Result<T> {
+    let interrupted = Mutex::new(None);
+    let goes_on = || match Python::attach(|py| py.check_signals()) {
+        Ok(()) => true,
+        Err(error) => {
+            *lock(&interrupted) = Some(error);
+            false
+        }
+    };
+    let outcome = py.detach(|| call(&goes_on));
+    match lock(&interrupted).take() {
+        Some(error) => Err(error.into()),
+        None => Ok(outcome),
+    }
+}

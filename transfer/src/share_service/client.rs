@@ -216,11 +216,11 @@ impl ShareClient {
         timeout: Duration,
     ) -> Result<OpenedBuffer> {
         let wait = Wait::new(timeout, &|| true);
-        self.open_in(name, device, wait)
+        self.open_while(name, device, wait)
     }
 
     /// Like [`open`](Self::open), with a wait that its caller may end.
-    pub(super) fn open_in(
+    pub(super) fn open_while(
         &self,
         name: &str,
         device: Option<&Device>,

@@ -55,8 +55,8 @@ impl State {
         *lock(&self.request_until) = Some(Instant::now() + REQUEST_TIME);
     }
 
-    /// A receiver does not hold memory for one any more: after a use it ends, otherwise it is available
-    /// again, unless it was withdrawn.
+    /// Ends the hold of the receiver of memory for one: after a use the memory is shared no more,
+    /// otherwise it is available again, unless it was withdrawn.
     fn give_back(&self, name: &str, is_used: bool) {
         let mut shared = lock(&self.shared);
         if is_used {
@@ -76,6 +76,13 @@ struct Published {
     is_taken: bool,
     /// Left to its receiver, by a share that is gone.
     is_left: bool,
+}
+
+impl Published {
+    /// For any number of receivers.
+    fn new(shared: SharedBuffer) -> Self {
+        Self { buffer: Arc::new(shared), is_for_one: false, is_taken: false, is_left: false }
+    }
 }
 
 /// Memory that a client holds.
@@ -302,15 +309,7 @@ impl ShareService {
     /// [`Malformed`](ErrorKind::Malformed) for a name that is empty or longer than
     /// [`MAX_NAME_LENGTH`]; [`Forked`](ErrorKind::Forked).
     pub fn publish(&self, name: &str, shared: SharedBuffer) -> Result<Option<Arc<SharedBuffer>>> {
-        self.add(
-            name,
-            Published {
-                buffer: Arc::new(shared),
-                is_for_one: false,
-                is_taken: false,
-                is_left: false,
-            },
-        )
+        self.add(name, Published::new(shared))
     }
 
     fn add(&self, name: &str, published: Published) -> Result<Option<Arc<SharedBuffer>>> {

@@ -122,8 +122,7 @@ pub fn share_with(directory: &Path, shared: SharedBuffer, admission: &Admission)
     let (name, socket) = (random(SHARE)?, service.socket);
     let own = service.service.path().parent().unwrap_or(directory).as_os_str().as_bytes();
     let token = token_of(socket, name, own).ok_or("the path is too long").map_err(failed(SHARE))?;
-    let published =
-        Published { buffer: Arc::new(shared), is_for_one: false, is_taken: false, is_left: false };
+    let published = Published::new(shared);
     service.service.add(&digits(name), published)?;
     let fork_generation = ForkGeneration::current();
     Ok(Share { token, name, is_left_to_receiver: false, service, fork_generation })
@@ -309,7 +308,7 @@ pub fn open_of(
     if let Some(opened) = client.opened(&name, device) {
         return Ok(opened);
     }
-    client.open_in(&name, device, wait).map_err(|error| match error.kind() {
+    client.open_while(&name, device, wait).map_err(|error| match error.kind() {
         ErrorKind::Closed => {
             // What is open here can be opened again.
             if !client.is_in_use() {

@@ -82,7 +82,7 @@ fn host_memory_of_another_process_is_opened_by_its_token() {
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
     other.kill();
     check_host(&opened, 9);
-    // It is still open here.
+    // The memory is still open here.
     check_host(&directory.open(&token).unwrap(), 9);
     drop(opened);
     let error = directory.open(&token).unwrap_err();

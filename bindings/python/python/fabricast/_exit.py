@@ -7,11 +7,11 @@ import time
 
 from fabricast import _native
 
-# Seconds until what nobody receives is given up.
+# Seconds after which arrays that were not received are given up.
 _TIMEOUT = 30.0
 # Between two looks at the parent.
 _PAUSE = 0.1
-# After that with which multiprocessing writes what its queues still have.
+# Lower than the priority with which multiprocessing empties its queues.
 _PRIORITY = -10
 
 
@@ -21,15 +21,13 @@ def _wait() -> None:
         return
     end = time.monotonic() + _TIMEOUT
     # A parent that has ended receives nothing.
-    while not (received := _native._wait_for_receivers(_PAUSE)):
-        if time.monotonic() >= end or not parent.is_alive():
-            break
-    if not received:
-        import logging
+    while parent.is_alive() and not _native._wait_for_receivers(_PAUSE):
+        if time.monotonic() >= end:
+            import logging
 
-        logging.getLogger("fabricast").warning(
-            "arrays that this process sent were not received within %g s, and are lost", _TIMEOUT
-        )
+            text = "arrays that this process sent were not received within %g s, and are lost"
+            logging.getLogger("fabricast").warning(text, _TIMEOUT)
+            return
 
 
 def _register(_module: object = None) -> None:
@@ -37,8 +35,8 @@ def _register(_module: object = None) -> None:
 
 
 def wait_for_receivers() -> None:
-    """Lets the end of children of multiprocessing wait: this process, if it is one, and those that it forks. It is said
-    before an array is sent: the thread of a queue may send it when the process ends already."""
+    """Lets the end of children of multiprocessing wait: this process, if it is one, and those that it forks. The call comes
+    before any array is sent: the thread of a queue may send it when the process ends already."""
     # A forked child has no finalizers of its parent; a spawned one imports the program before it knows its parent.
     multiprocessing.util.register_after_fork(sys.modules[__name__], _register)
     _register()
