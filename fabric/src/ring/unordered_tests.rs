@@ -227,6 +227,7 @@ fn header_overtaken_by_its_notice_is_found_later() {
     let source = HostMemory::from_vec(vec![5; 1000 + HEADER_LEN as usize]).unwrap();
     let source = domain.register(source, Access::WRITE).unwrap();
 
+    let mut longest_sleeps = Vec::new();
     for number in 0..3 {
         let mut message = writer.begin(0, 1000);
         let chunk = writer.plan(&message).unwrap();
@@ -262,13 +263,18 @@ fn header_overtaken_by_its_notice_is_found_later() {
         writing.write(&mut posted, peer, &header.unwrap(), &there, 2).unwrap();
         let mut longest = Duration::ZERO;
         let view = loop {
+            let short_sleep = Duration::from_micros(50);
+            assert_eq!(port.max_sleep(short_sleep), short_sleep, "chunk {number}");
             let (has_event, slept) = look(&mut port, &mut posted, TIMEOUT);
             longest = longest.max(slept);
             if has_event && let Some(view) = port.take(ring).unwrap() {
                 break view;
             }
         };
-        assert!(longest < Duration::from_millis(40), "it slept for {longest:?}");
+        longest_sleeps.push(longest);
         assert_eq!((view.header().message, view.len()), (number, 1000));
     }
+    // A port that sleeps too long does so for each header; a busy machine delays one of them.
+    let shortest = longest_sleeps.into_iter().min().unwrap();
+    assert!(shortest < Duration::from_millis(40), "it slept for {shortest:?}");
 }

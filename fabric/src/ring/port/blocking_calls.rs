@@ -65,7 +65,7 @@ impl Port {
     }
 
     /// How long no work without a wake-up is due.
-    fn max_sleep(&self, short_sleep: Duration) -> Duration {
+    pub(in super::super) fn max_sleep(&self, short_sleep: Duration) -> Duration {
         if self.needs_polling || self.extra_lanes.as_ref().is_some_and(|it| it.needs_polling()) {
             return short_sleep;
         }
