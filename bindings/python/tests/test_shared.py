@@ -123,6 +123,13 @@ def test_readers_cannot_write(tmp_path):
         assert numpy.asarray(opened)[3] == 9
 
 
+def stop(child):
+    """Stops a child: when this returns, no thread of it runs."""
+    os.kill(child.pid, signal.SIGSTOP)
+    _, status = os.waitpid(child.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+
+
 def test_memory_for_one_receiver(tmp_path):
     def share():
         mine = fabricast.allocate((16,), "uint8")
@@ -147,7 +154,7 @@ def test_interrupted_opening_leaves_the_memory_to_its_receiver(tmp_path):
     child = fork.Process(target=owner)
     child.start()
     token = here.recv_bytes()
-    os.kill(child.pid, signal.SIGSTOP)
+    stop(child)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
@@ -158,6 +165,7 @@ def test_interrupted_opening_leaves_the_memory_to_its_receiver(tmp_path):
         with pytest.raises(errors.DeadlineExceeded):
             fabricast.open(token, timeout=0.3)
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         os.kill(child.pid, signal.SIGCONT)
     # The owner hears of the interrupted calls first.
@@ -182,7 +190,7 @@ def test_memory_outlives_its_owner(tmp_path):
     child.start()
     token, other = here.recv_bytes(), here.recv_bytes()
     opened = numpy.asarray(fabricast.open(token))
-    os.kill(child.pid, signal.SIGSTOP)
+    stop(child)
     # A stopped owner is not asked.
     assert numpy.asarray(fabricast.open(token, timeout=0)).sum() == 7000
     os.kill(child.pid, signal.SIGKILL)
