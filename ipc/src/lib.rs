@@ -6,8 +6,9 @@
 //!
 //! Modules, each importing only those before it: `deadline`, `debug`, `page_size`, `not_inherited`,
 //! `per_process`, `participant`, `futex`, `interruption`, `membarrier`, `words`, `lock`, `doorbell`,
-//! `marked_doorbell`, `watch`, `segment`, `crash_test`, `channel`, `pidfd`, `allocator`, `queue`.
+//! `marked_doorbell`, `watch`, `segment`, `crash_test`, `channel`, `pidfd`, `agreed_table`, `allocator`, `queue`.
 
+pub mod agreed_table;
 pub mod allocator;
 pub mod channel;
 #[cfg(feature = "crash-test")]
@@ -32,6 +33,7 @@ pub mod segment;
 pub mod watch;
 pub mod words;
 
+pub use agreed_table::{AgreedTable, AgreedTableSetup, Announcement, ChangeRefused, Report};
 pub use allocator::{Allocator, AllocatorError, Block, BlockRange, Owner, Statistics};
 pub use channel::{Channel, ChannelError, ChannelListener, Credentials, DirectoryLock, Message};
 pub use deadline::deadline;

@@ -3,6 +3,7 @@
 //!
 //! `scripts/test loom` runs them.
 
+mod agreed_table_model;
 mod doorbell_model;
 mod lock_model;
 mod marked_doorbell_model;
