@@ -1,0 +1,44 @@
+//! Collective operations whose parameters all ranks agree on.
+//!
+//! Modules, each importing only those before it: `error`, `data_type`, `element`, `operation`,
+//! `domain_key`, `call`, `parameters`, `statistics`, `controller`, `saved_parameters`, `reduction`,
+//! `rendezvous`, `members`, `param_table`, `peer_memory`, `host_steps`, `host_operations`, `host_call`,
+//! `domain`.
+
+mod call;
+mod controller;
+#[cfg(test)]
+mod controller_tests;
+mod data_type;
+mod domain;
+mod domain_key;
+#[cfg(test)]
+mod domain_tests;
+mod element;
+mod error;
+mod host_call;
+mod host_operations;
+mod host_steps;
+mod members;
+mod operation;
+mod param_table;
+mod parameters;
+mod peer_memory;
+mod reduction;
+mod rendezvous;
+mod saved_parameters;
+mod statistics;
+
+pub use call::Call;
+pub use controller::{Change, Choices, Controller};
+pub use data_type::{DataType, ReduceOp};
+pub use domain::{CommDomain, DomainOptions};
+pub use domain_key::CommDomainKey;
+pub use element::{Bf16, Element, F16};
+pub use error::{Error, ErrorKind, Result};
+pub use host_call::{Blocks, HostCall};
+pub use operation::{OpKey, Operation, SizeClass};
+pub use param_table::{AggregationPoint, LearningOptions};
+pub use parameters::{Algorithm, Parameters};
+pub use saved_parameters::{LoadError, SavedParameters};
+pub use statistics::{Aggregation, ExecStat};

@@ -1,0 +1,244 @@
+//! The parameter table of a domain, of which all ranks use the same parameters in the same operation.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipc::{AgreedTable, AgreedTableSetup, ChangeRefused, MappedWords, WaitStrategy, WordRange};
+
+use crate::call::Call;
+use crate::controller::{Choices, Controller};
+use crate::error::{Error, ErrorKind};
+use crate::members::{Failure, Members, Outcome, Wait};
+use crate::operation::OpKey;
+use crate::parameters::Parameters;
+use crate::statistics::{Aggregation, ExecStat};
+
+/// When rank 0 aggregates the statistics of an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AggregationPoint {
+    /// At its entrance into a later operation, as soon as all ranks have reported. No rank waits for it.
+    #[default]
+    NextEntrance,
+    /// When it records its own statistics: it waits until all ranks have reported, or this long.
+    CountedRounds {
+        /// The longest wait.
+        timeout: Duration,
+    },
+}
+
+/// How parameters are learnt and agreed on: equal on all ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LearningOptions {
+    /// How the times of the ranks become that of the operation.
+    pub aggregation: Aggregation,
+    /// When rank 0 aggregates.
+    pub aggregation_point: AggregationPoint,
+    /// How many operations a rank may be ahead of another one, at least 1. New parameters take effect
+    /// so many operations later.
+    pub window: u32,
+}
+
+impl Default for LearningOptions {
+    fn default() -> Self {
+        Self {
+            aggregation: Aggregation::Max,
+            aggregation_point: AggregationPoint::default(),
+            window: 2,
+        }
+    }
+}
+
+impl LearningOptions {
+    pub(crate) fn table_setup(&self, ranks: u32) -> AgreedTableSetup {
+        AgreedTableSetup { ranks, rows: OpKey::COUNT, window: self.window }
+    }
+}
+
+/// The writer's part: only rank 0 has it.
+#[derive(Debug)]
+struct Writer {
+    controller: Controller,
+    /// Operations that this rank has recorded, whose statistics are not aggregated yet.
+    pending: VecDeque<u64>,
+    /// Operations whose statistics were not complete in time.
+    skipped: u64,
+    /// Words that were published last.
+    published: BTreeMap<OpKey, u64>,
+    /// Keys whose parameters are not in the table yet.
+    unpublished: BTreeSet<OpKey>,
+}
+
+/// The parameter table, as one rank sees it.
+#[derive(Debug)]
+pub(crate) struct ParamTable {
+    members: Arc<Members>,
+    table: AgreedTable<WordRange<MappedWords>>,
+    options: LearningOptions,
+    writer: Option<Writer>,
+    strategy: WaitStrategy,
+    /// Dead ranks are left behind, instead of ending the operations of the domain.
+    continues_without_dead: bool,
+}
+
+impl ParamTable {
+    /// The table in the part of the segment from `first` on. Rank 0 chooses from `choices`.
+    pub(crate) fn new(
+        members: Arc<Members>,
+        first: usize,
+        options: LearningOptions,
+        choices: impl Fn(OpKey) -> Choices + Send + 'static,
+        continues_without_dead: bool,
+    ) -> Option<Self> {
+        let setup = options.table_setup(members.count());
+        let words = members.part(first, setup.required_words()?)?;
+        let table = AgreedTable::join(words, setup, members.rank())?;
+        let writer = (members.rank() == 0).then(|| Writer {
+            controller: Controller::new(choices),
+            pending: VecDeque::new(),
+            skipped: 0,
+            published: BTreeMap::new(),
+            unpublished: BTreeSet::new(),
+        });
+        let strategy = WaitStrategy::default();
+        Some(Self { members, table, options, writer, strategy, continues_without_dead })
+    }
+
+    /// The number of the operation that this rank has entered.
+    pub(crate) fn step(&self) -> u64 {
+        self.table.step()
+    }
+
+    /// What a rank announced for an operation.
+    pub(crate) fn announcement(&self, rank: u32, step: u64) -> Option<ipc::Announcement> {
+        self.table.announcement(rank, step)
+    }
+
+    /// The parameters of a key in the operation that this rank has entered.
+    pub(crate) fn parameters(&self, key: OpKey) -> Parameters {
+        Parameters::decode(self.table.value(key.row())).unwrap_or_default()
+    }
+
+    /// Enters the next operation.
+    pub(crate) fn enter(&mut self, call: &Call, deadline: std::time::Instant) -> Outcome<u64> {
+        self.aggregate();
+        let announcement = call.encode();
+        loop {
+            let Self { members, table, continues_without_dead, .. } = self;
+            let is_gone = |rank| *continues_without_dead && members.has_ended(rank);
+            let rank = match table.enter(announcement, is_gone) {
+                Ok(step) => return Ok(step),
+                Err(rank) => rank,
+            };
+            let least = (self.table.step() + 1).saturating_sub(self.options.window.into());
+            let (members, table) = (&self.members, &self.table);
+            let mut wait = Wait { strategy: &mut self.strategy, deadline };
+            let is_ready = || table.entered(rank) >= least || table.has_left(rank);
+            if !members.wait(&mut wait, rank, is_ready)? && !self.continues_without_dead {
+                return Err(members.fail(Failure::Ended { rank }));
+            }
+        }
+    }
+
+    /// Reports how an operation that this rank has entered went.
+    pub(crate) fn record(&mut self, step: u64, key: OpKey, used: Parameters, stat: &ExecStat) {
+        self.table.report(step, &stat.encode(key, used));
+        if let Some(writer) = &mut self.writer {
+            writer.pending.push_back(step);
+        }
+        let AggregationPoint::CountedRounds { timeout } = self.options.aggregation_point else {
+            return;
+        };
+        if self.writer.is_none() {
+            self.members.ring();
+            return;
+        }
+        let deadline = ipc::deadline(timeout);
+        for rank in 1..self.members.count() {
+            let (members, table) = (&self.members, &self.table);
+            let is_ready = || table.reported(rank, step).is_some() || table.has_left(rank);
+            let mut wait = Wait { strategy: &mut self.strategy, deadline };
+            if !members.poll(&mut wait, rank, is_ready) {
+                break;
+            }
+        }
+        self.aggregate();
+    }
+
+    /// Aggregates what all ranks have reported, and publishes what follows from it.
+    fn aggregate(&mut self) {
+        let Self { members, table, options, writer: Some(writer), continues_without_dead, .. } =
+            self
+        else {
+            return;
+        };
+        let is_absent = |table: &AgreedTable<_>, rank| {
+            table.has_left(rank) || (*continues_without_dead && members.has_ended(rank))
+        };
+        while let Some(step) = writer.pending.front().copied() {
+            let mut stats = Vec::with_capacity(members.count() as usize);
+            let mut execution = None;
+            let is_complete = (0..members.count()).all(|rank| {
+                let Some(report) = table.reported(rank, step) else {
+                    return is_absent(table, rank);
+                };
+                if let Some((key, used, stat)) = ExecStat::decode(&report) {
+                    // All ranks call the same with the same parameters.
+                    if *execution.get_or_insert((key, used)) == (key, used) {
+                        stats.push(stat);
+                    }
+                }
+                true
+            });
+            if !is_complete && table.step() - step < u64::from(options.window) {
+                break;
+            }
+            writer.pending.pop_front();
+            writer.skipped += u64::from(!is_complete);
+            if let (true, Some((key, used)), Some(stat)) =
+                (is_complete, execution, options.aggregation.of(&stats))
+            {
+                writer.controller.update(key, used, &stat);
+                let word = writer.controller.parameters(key).encode();
+                if word != writer.published.get(&key).copied().unwrap_or(used.encode()) {
+                    writer.unpublished.insert(key);
+                }
+            }
+        }
+        writer.unpublished.retain(|key| {
+            let word = writer.controller.parameters(*key).encode();
+            let is_gone = |rank| *continues_without_dead && members.has_ended(rank);
+            let changed = table.change(key.row(), word, is_gone);
+            if changed.is_ok() {
+                writer.published.insert(*key, word);
+            }
+            // Tried again at the next entrance.
+            matches!(changed, Err(ChangeRefused::Pending { .. }))
+        });
+    }
+
+    /// The controller of rank 0.
+    pub(crate) fn controller(&self) -> Option<&Controller> {
+        self.writer.as_ref().map(|writer| &writer.controller)
+    }
+
+    /// Changes the controller; False if this is not rank 0. New parameters take effect as those that were
+    /// learnt.
+    pub(crate) fn with_controller(&mut self, change: impl FnOnce(&mut Controller)) -> bool {
+        let Some(writer) = &mut self.writer else { return false };
+        change(&mut writer.controller);
+        writer.unpublished.extend(writer.controller.learnt().map(|(key, _)| key));
+        true
+    }
+
+    /// Leaves: no rank waits for this one any more.
+    pub(crate) fn leave(self) {
+        self.table.leave();
+        self.members.ring();
+    }
+}
+
+/// The error of options that are invalid.
+pub(crate) fn invalid_options(detail: &str) -> Error {
+    Error::new("join communication domain", ErrorKind::InvalidArgument, detail)
+}
