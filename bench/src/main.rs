@@ -2,9 +2,10 @@
 //!
 //! Modules, each importing only those before it: `worker`, `process`, `progress`, `temp_dir`,
 //! `worker_group`, `core_pair`, `report`, `local_offers`, `random_pattern`, `exchange`, `alloc`,
-//! `queue`, `share`, `transfer`, `topic`, `fabric`, `ring`, `zero`.
+//! `queue`, `share`, `transfer`, `topic`, `fabric`, `ring`, `zero`, `collective`.
 
 mod alloc;
+mod collective;
 mod core_pair;
 mod exchange;
 mod fabric;
@@ -59,6 +60,8 @@ enum Measurement {
     Transfer(transfer::Arguments),
     /// Measure messages of topics, within a node and between two nodes
     Topic(topic::Arguments),
+    /// Measure collective operations among ranks, beside another library
+    Collective(collective::Arguments),
     /// Internal: the second process of an exchange
     #[command(hide = true)]
     ExchangeTarget,
@@ -89,6 +92,7 @@ fn run(measurement: &Measurement) -> Result<(), Failure> {
         Measurement::Share(arguments) => share::run(arguments),
         Measurement::Transfer(arguments) => transfer::run(arguments),
         Measurement::Topic(arguments) => topic::run(arguments),
+        Measurement::Collective(arguments) => collective::run(arguments),
         Measurement::ExchangeTarget => exchange::target::run(),
         Measurement::BenchWorker { socket } => worker_group::work(socket, &TASKS),
     }

@@ -1,31 +1,26 @@
 //! A communication domain: the ranks that carry out collective operations together.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use ipc::{Layout, WaitStrategy};
 
 use crate::call::Call;
 use crate::controller::{Change, Choices, Controller};
 use crate::data_type::ReduceOp;
-use crate::domain_key::{CommDomainKey, digest, digest_of_bytes};
+use crate::domain_key::{CommDomainKey, digest};
+use crate::domain_options::{DomainOptions, JOIN, MachineRanks, segment_too_small};
 use crate::element::Element;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_call::{Blocks, CheckedCall, HostCall};
-use crate::host_operations::{self as operations, Place, Ranks, Reduction, Route};
+use crate::host_operations::{self as operations, Place, Ranks, Reduction, Route, Stores, Way};
 use crate::host_steps::{HostOperation, HostSteps};
-use crate::members::{Failure, MAX_RANKS, Members, Outcome};
+use crate::members::{Failure, Members, Outcome};
 use crate::operation::{OpKey, Operation, SizeClass};
-use crate::param_table::{LearningOptions, ParamTable, invalid_options};
+use crate::param_table::ParamTable;
 use crate::parameters::{Algorithm, Parameters};
 use crate::peer_memory;
-use crate::rendezvous::Rendezvous;
 use crate::statistics::ExecStat;
 
-const LAYOUT: Layout = Layout::new("fabricast domain", 1);
-const JOIN: &str = "join communication domain";
-const PAGE_WORDS: usize = 4096 / size_of::<u64>();
+const PAGE: usize = 4096;
 /// Memory for the steps of all ranks, at most.
 const MAX_SLOTS: usize = 64 << 20;
 /// Bytes of a step of a rank, at least and at most.
@@ -36,89 +31,6 @@ const ONE_STEP_BYTES: u64 = 8 << 10;
 const LEARNT_BYTES: u64 = 128 << 10;
 /// The bytes of a chunk that suit the caches, if nothing was learnt.
 const CHUNK_BYTES: usize = 128 << 10;
-
-/// Options of a [`CommDomain`]: equal on all ranks, except for the timeout.
-#[derive(Debug, Clone)]
-pub struct DomainOptions {
-    directory: PathBuf,
-    job: String,
-    timeout: Duration,
-    wait_strategy: WaitStrategy,
-    learning: LearningOptions,
-    fixed: Option<Parameters>,
-    reads_peers: bool,
-}
-
-impl Default for DomainOptions {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl DomainOptions {
-    /// Options with the default directory, and a timeout of 30 seconds.
-    #[must_use]
-    pub fn new() -> Self {
-        Self {
-            directory: transfer::default_directory(),
-            job: String::new(),
-            timeout: Duration::from_secs(30),
-            wait_strategy: WaitStrategy::default(),
-            learning: LearningOptions::default(),
-            fixed: None,
-            reads_peers: true,
-        }
-    }
-
-    /// Directory in which the ranks find each other. It is created with its parents.
-    #[must_use]
-    pub fn directory(mut self, directory: &Path) -> Self {
-        self.directory = directory.to_owned();
-        self
-    }
-
-    /// A name of the job: domains of different jobs do not mix, although their keys are equal.
-    #[must_use]
-    pub fn job(mut self, job: &str) -> Self {
-        self.job = job.to_owned();
-        self
-    }
-
-    /// How long a rank waits for the others when it joins.
-    #[must_use]
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
-    }
-
-    /// How ranks wait for each other.
-    #[must_use]
-    pub fn wait_strategy(mut self, strategy: WaitStrategy) -> Self {
-        self.wait_strategy = strategy;
-        self
-    }
-
-    /// How parameters are learnt and agreed on.
-    #[must_use]
-    pub fn learning(mut self, learning: LearningOptions) -> Self {
-        self.learning = learning;
-        self
-    }
-
-    /// Uses these parameters in all operations, instead of learning which are best.
-    #[must_use]
-    pub fn fixed_parameters(mut self, parameters: Parameters) -> Self {
-        self.fixed = Some(parameters);
-        self
-    }
-
-    /// Allows ranks to read the memory of each other by the kernel (the default), where that is possible.
-    #[must_use]
-    pub fn reads_peers(mut self, reads_peers: bool) -> Self {
-        self.reads_peers = reads_peers;
-        self
-    }
-}
 
 /// The ranks that carry out collective operations together, as one of them sees them.
 ///
@@ -171,59 +83,27 @@ impl CommDomain {
     /// [`VersionMismatch`](ErrorKind::VersionMismatch) if ranks are of different builds or have different
     /// options.
     pub fn join(key: &CommDomainKey, rank: u32, options: &DomainOptions) -> Result<Self> {
-        let ranks = u32::try_from(key.ranks.len()).unwrap_or(u32::MAX);
-        if ranks == 0 || ranks > MAX_RANKS {
-            return Err(invalid_options(&format!(
-                "a domain has 1 to {MAX_RANKS} ranks, not {ranks}"
-            )));
-        }
-        if rank >= ranks {
-            let detail = format!("rank {rank} does not exist: the domain has {ranks} ranks");
-            return Err(invalid_options(&detail));
-        }
-        let setup = options.learning.table_setup(ranks);
-        let Some(table_words) = setup.required_words() else {
-            return Err(invalid_options(&format!(
-                "the window is 1 to {}",
-                ipc::AgreedTableSetup::MAX.window
-            )));
+        let slot_bytes = |ranks: u32| {
+            let bytes = (MAX_SLOTS / 2 / ranks.max(1) as usize).clamp(SLOT_BYTES[0], SLOT_BYTES[1]);
+            bytes / PAGE * PAGE
         };
-        let slot_bytes = (MAX_SLOTS / 2 / ranks as usize).clamp(SLOT_BYTES[0], SLOT_BYTES[1]);
-        let slot_bytes = slot_bytes / 4096 * 4096;
-        let first_table = Members::required_words(ranks);
-        let first_slot = (first_table + table_words).next_multiple_of(PAGE_WORDS);
-        let words = first_slot + HostSteps::required_words(ranks, slot_bytes);
-        let name = digest([key.digest(), digest_of_bytes(options.job.bytes())]);
-        let rendezvous = Rendezvous {
-            socket: options.directory.join(format!("domain-{name:016x}.sock")),
-            rank,
-            ranks,
-            setup: format!(
-                "version {} with {:?}, fixed parameters {:?}, reading of peers {}, key {:016x}",
-                env!("CARGO_PKG_VERSION"),
-                options.learning,
-                options.fixed,
-                options.reads_peers,
-                key.digest()
-            ),
-            layout: LAYOUT,
-            length: words * size_of::<u64>(),
-        };
-        let deadline = ipc::deadline(options.timeout);
-        let joined = rendezvous.join(options.timeout)?;
-        let members = Arc::new(Members::new(joined, rank, key.digest())?);
-        let too_small = || Error::new(JOIN, ErrorKind::Malformed, "the segment is too small");
-        let steps =
-            HostSteps::new(Arc::clone(&members), first_slot, slot_bytes, options.wait_strategy);
-        let mut steps = steps.ok_or_else(too_small)?;
-        let reads_peers = options.reads_peers && ranks > 1;
-        let reads_peers = try_reading(&mut steps.operation(0, deadline), &members, reads_peers)
+        let words = |ranks| HostSteps::required_words(ranks, slot_bytes(ranks));
+        let constants = [CHUNK_BYTES as u64, ONE_STEP_BYTES, LEARNT_BYTES, OpKey::COUNT.into()];
+        let joined = options.join("domain", key, rank, digest(constants), words)?;
+        let MachineRanks { members, first_table, first_extra, deadline } = joined;
+        let ranks = members.count();
+        let slot_bytes = slot_bytes(ranks);
+        let strategy = options.strategy();
+        let steps = HostSteps::new(Arc::clone(&members), first_extra, slot_bytes, strategy);
+        let mut steps = steps.ok_or_else(segment_too_small)?;
+        let is_wanted = options.wants_to_read_peers() && ranks > 1;
+        let reads_peers = try_reading(&mut steps.operation(0, deadline), &members, is_wanted)
             .map_err(|failure| members.error(JOIN, failure, |_, _| None))?;
         let choices = move |key| choices(key, ranks, slot_bytes, reads_peers);
-        let table =
-            ParamTable::new(Arc::clone(&members), first_table, options.learning, choices, false);
-        let table = Some(table.ok_or_else(too_small)?);
-        let fixed = options.fixed;
+        let learning = options.learning_options();
+        let table = ParamTable::new(Arc::clone(&members), first_table, learning, choices, false);
+        let table = Some(table.ok_or_else(segment_too_small)?);
+        let fixed = options.fixed();
         Ok(Self { key: key.clone(), members, table, steps, calls: 0, fixed, reads_peers })
     }
 
@@ -666,6 +546,13 @@ unsafe fn carry_out(
     };
     let chunk = chunk.min(on.slot_bytes());
     let route = if is_direct { Route::Direct } else { Route::Chunks(chunk) };
+    let all = |places: &[Place]| places.iter().map(|place| place.bytes).sum::<usize>();
+    let stores = match operation {
+        Operation::Broadcast => Stores::of_operation(all(&checked.to), on.ranks()),
+        _ if checked.is_in_place => Stores::Cached,
+        _ => Stores::of_operation(all(&checked.from) + all(&checked.to), on.ranks()),
+    };
+    let way = Way { route, stores };
     let one = |places: &[Place]| places.first().copied().unwrap_or(Place::NONE);
     let (from, to) = (one(&checked.from), one(&checked.to));
     let reduction = Reduction { op: call.reduce_op.unwrap_or(ReduceOp::Sum), data_type };
@@ -689,28 +576,28 @@ unsafe fn carry_out(
                 let is_small =
                     checked.bytes <= ONE_STEP_BYTES && parameters.algorithm != Algorithm::TwoStep;
                 if is_small || parameters.algorithm == Algorithm::OneStep {
-                    operations::reduce_one_step(on, chunk, reduction, getters, from, to)
+                    operations::reduce_one_step(on, chunk, stores, reduction, getters, from, to)
                 } else {
-                    operations::reduce_two_steps(on, route, reduction, getters, from, to)
+                    operations::reduce_two_steps(on, way, reduction, getters, from, to)
                 }
             }
             Operation::ReduceScatter => {
-                operations::reduce_scatter(on, route, reduction, &checked.from, to, longest)
+                operations::reduce_scatter(on, way, reduction, &checked.from, to, longest)
             }
             Operation::Broadcast => {
                 let blocks = vec![to; on.ranks() as usize];
-                operations::gather(on, route, (givers, getters), from, &blocks, longest)
+                operations::gather(on, way, (givers, getters), from, &blocks, longest)
             }
             Operation::AllGather | Operation::Gather => {
-                operations::gather(on, route, (givers, getters), from, &checked.to, longest)
+                operations::gather(on, way, (givers, getters), from, &checked.to, longest)
             }
             Operation::AllToAll => {
                 let (from, to) = (&checked.from, &checked.to);
-                operations::scatter(on, route, givers, from, to, longest, checked.is_in_place)
+                operations::scatter(on, way, givers, from, to, longest, checked.is_in_place)
             }
             Operation::Scatter => {
                 let blocks = vec![to; on.ranks() as usize];
-                operations::scatter(on, route, givers, &checked.from, &blocks, longest, false)
+                operations::scatter(on, way, givers, &checked.from, &blocks, longest, false)
             }
         }
     }

@@ -8,7 +8,8 @@
 use crate::data_type::{DataType, ReduceOp};
 use crate::host_steps::HostOperation;
 use crate::members::Outcome;
-use crate::reduction::reduce;
+use crate::reduction::{reduce, reduce_streaming};
+use transfer::host_copy;
 
 /// Blocks of parts that ranks reduce begin at multiples of this.
 const GRANULE: usize = 64;
@@ -33,14 +34,55 @@ impl Place {
     }
 }
 
-/// Copies bytes that other processes may write at the same time, unless they are the same.
+/// Copies bytes, unless they are the same.
 ///
 /// # Safety
-/// Both are valid for so many bytes.
+/// As for [`host_copy::copy`].
 unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
     if bytes > 0 && to.cast_const() != from {
-        // SAFETY: the caller's promise. The C library copies: the compiler assumes nothing about it.
-        unsafe { libc::memmove(to.cast(), from.cast(), bytes) };
+        // SAFETY: the caller's promise.
+        unsafe { host_copy::copy(to, from, bytes) };
+    }
+}
+
+/// Where the result of an operation goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stores {
+    /// To the caches.
+    Cached,
+    /// Past the caches: the result does not fit into them.
+    Streaming,
+}
+
+impl Stores {
+    /// From this number of bytes of all ranks on. Measured on a Zen 5 with 32 MiB of cache.
+    const MIN_STREAMING: usize = 24 << 20;
+    /// Ranks that share a cache, at most.
+    const SHARING_RANKS: usize = 8;
+
+    /// For a rank that reads and writes so many bytes. Those that it only overwrites where it has read
+    /// are in the cache.
+    pub(crate) fn of_operation(bytes: usize, ranks: u32) -> Self {
+        let sharing = (ranks as usize).min(Self::SHARING_RANKS);
+        if bytes.saturating_mul(sharing) > Self::MIN_STREAMING {
+            Self::Streaming
+        } else {
+            Self::Cached
+        }
+    }
+
+    /// Copies bytes of the result, unless they are there.
+    ///
+    /// # Safety
+    /// As for [`host_copy::copy_around_caches`].
+    unsafe fn copy(self, to: *mut u8, from: *const u8, bytes: usize) {
+        if self == Self::Streaming && to.cast_const() != from {
+            // SAFETY: the caller's promise.
+            unsafe { host_copy::copy_around_caches(to, from, bytes) };
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { copy(to, from, bytes) };
+        }
     }
 }
 
@@ -63,9 +105,10 @@ impl Reduction {
     ///
     /// # Safety
     /// As for [`reduce`].
-    unsafe fn run(self, to: *mut u8, sources: &[*const u8], bytes: usize) {
+    unsafe fn run(self, stores: Stores, to: *mut u8, sources: &[*const u8], bytes: usize) {
+        let run = if stores == Stores::Streaming { reduce_streaming } else { reduce };
         // SAFETY: the caller's promise.
-        unsafe { reduce(self.op, self.data_type, to, sources, bytes / self.data_type.size()) };
+        unsafe { run(self.op, self.data_type, to, sources, bytes / self.data_type.size()) };
     }
 }
 
@@ -76,6 +119,13 @@ pub(crate) enum Route {
     Chunks(usize),
     /// Ranks read the memory of each other.
     Direct,
+}
+
+/// The way of an operation: how bytes go from rank to rank, and into the result.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Way {
+    pub(crate) route: Route,
+    pub(crate) stores: Stores,
 }
 
 /// Which ranks give bytes, and which get them.
@@ -98,7 +148,7 @@ impl Ranks {
 /// The places are valid. Those of other ranks' bytes overlap nothing else.
 pub(crate) unsafe fn gather(
     on: &mut HostOperation<'_>,
-    route: Route,
+    Way { route, stores }: Way,
     (givers, getters): (Ranks, Ranks),
     own: Place,
     blocks: &[Place],
@@ -107,13 +157,13 @@ pub(crate) unsafe fn gather(
     let rank = on.rank();
     let (gives, gets) = (givers.contains(rank), getters.contains(rank));
     let from: Vec<u32> = on.others().filter(|rank| givers.contains(*rank)).collect();
-    if gives && gets {
-        // SAFETY: both places are of this rank.
-        unsafe { copy(blocks[rank as usize].at, own.at, own.bytes) };
-    }
     match route {
         Route::Direct => {
             on.publish_address(own.at.cast_const())?;
+            if gives && gets {
+                // SAFETY: both places are of this rank.
+                unsafe { stores.copy(blocks[rank as usize].at, own.at, own.bytes) };
+            }
             for other in from.iter().filter(|_| gets) {
                 let block = blocks[*other as usize];
                 let at = on.address(*other)?;
@@ -132,10 +182,16 @@ pub(crate) unsafe fn gather(
                     unsafe { copy(to, part.at, part.bytes) };
                 }
                 on.publish();
+                if gives && gets {
+                    let (from, to) =
+                        (own.part(offset, chunk), blocks[rank as usize].part(offset, chunk));
+                    // SAFETY: both places are of this rank.
+                    unsafe { stores.copy(to.at, from.at, from.bytes) };
+                }
                 for other in from.iter().filter(|_| gets) {
                     let part = blocks[*other as usize].part(offset, chunk);
                     // SAFETY: the rank has published so many bytes; the caller's promise for the block.
-                    unsafe { copy(part.at, on.source(*other)?, part.bytes) };
+                    unsafe { stores.copy(part.at, on.source(*other)?, part.bytes) };
                 }
                 on.end();
             }
@@ -152,7 +208,7 @@ pub(crate) unsafe fn gather(
 /// As for [`gather`].
 pub(crate) unsafe fn scatter(
     on: &mut HostOperation<'_>,
-    route: Route,
+    Way { route, stores }: Way,
     givers: Ranks,
     own: &[Place],
     blocks: &[Place],
@@ -179,7 +235,7 @@ pub(crate) unsafe fn scatter(
             if gives {
                 let (from, to) = (own[rank as usize], blocks[rank as usize]);
                 // SAFETY: both places are of this rank.
-                unsafe { copy(to.at, from.at, from.bytes) };
+                unsafe { stores.copy(to.at, from.at, from.bytes) };
             }
             for other in &from {
                 let block = blocks[*other as usize];
@@ -213,7 +269,7 @@ pub(crate) unsafe fn scatter(
                     let from = own[rank as usize].part(offset, chunk);
                     let to = blocks[rank as usize].part(offset, chunk);
                     // SAFETY: both places are of this rank.
-                    unsafe { copy(to.at, from.at, from.bytes) };
+                    unsafe { stores.copy(to.at, from.at, from.bytes) };
                 }
                 on.publish();
                 for other in &from {
@@ -221,7 +277,7 @@ pub(crate) unsafe fn scatter(
                     // SAFETY: the rank has published so many bytes; the caller's promise for the block.
                     unsafe {
                         let from = on.source(*other)?.add(rank as usize * each);
-                        copy(part.at, from, part.bytes);
+                        stores.copy(part.at, from, part.bytes);
                     }
                 }
                 on.end();
@@ -247,7 +303,7 @@ unsafe fn bytes_of(place: Place) -> Vec<u8> {
 /// The places are valid. `to` may be a block of this rank, or overlap those as [`scatter`]'s blocks may.
 pub(crate) unsafe fn reduce_scatter(
     on: &mut HostOperation<'_>,
-    route: Route,
+    Way { route, stores }: Way,
     reduction: Reduction,
     own: &[Place],
     to: Place,
@@ -275,7 +331,7 @@ pub(crate) unsafe fn reduce_scatter(
             let mut result = if is_apart { Vec::new() } else { vec![0_u8; to.bytes] };
             let target = if is_apart { to.at } else { result.as_mut_ptr() };
             // SAFETY: the addresses were published for this.
-            unsafe { reduce_direct(on, reduction, own[rank], target, &addresses)? };
+            unsafe { reduce_direct(on, stores, reduction, own[rank], target, &addresses)? };
             on.end();
             on.barrier()?;
             if !is_apart {
@@ -307,7 +363,7 @@ pub(crate) unsafe fn reduce_scatter(
                     sources.push(from);
                 }
                 // SAFETY: each source has so many bytes; the caller's promise for the target.
-                unsafe { reduction.run(part.at, &sources, part.bytes) };
+                unsafe { reduction.run(stores, part.at, &sources, part.bytes) };
                 on.end();
             }
             Ok(())
@@ -321,6 +377,7 @@ pub(crate) unsafe fn reduce_scatter(
 /// `target` is valid for as many bytes as `own`. `addresses` were published by the ranks.
 unsafe fn reduce_direct(
     on: &HostOperation<'_>,
+    stores: Stores,
     reduction: Reduction,
     own: Place,
     target: *mut u8,
@@ -340,7 +397,9 @@ unsafe fn reduce_direct(
             sources[other as usize] = to;
         }
         // SAFETY: the caller's promise.
-        unsafe { reduction.run(target.add(offset), &sources, part.bytes) };
+        unsafe {
+            reduction.run(stores, target.add(offset), &sources, part.bytes);
+        };
     }
     Ok(())
 }
@@ -352,6 +411,7 @@ unsafe fn reduce_direct(
 pub(crate) unsafe fn reduce_one_step(
     on: &mut HostOperation<'_>,
     chunk: usize,
+    stores: Stores,
     reduction: Reduction,
     getters: Ranks,
     from: Place,
@@ -367,7 +427,7 @@ pub(crate) unsafe fn reduce_one_step(
         if getters.contains(rank) {
             let target = to.part(offset, chunk);
             // SAFETY: all ranks publish chunks of so many bytes.
-            unsafe { reduce_step(on, reduction, target.at, 0, part)? };
+            unsafe { reduce_step(on, stores, reduction, target.at, 0, part)? };
         }
         on.end();
     }
@@ -380,6 +440,7 @@ pub(crate) unsafe fn reduce_one_step(
 /// All ranks publish so many bytes; the target has space for them.
 unsafe fn reduce_step(
     on: &mut HostOperation<'_>,
+    stores: Stores,
     reduction: Reduction,
     target: *mut u8,
     offset: usize,
@@ -395,7 +456,7 @@ unsafe fn reduce_step(
         });
     }
     // SAFETY: the caller's promise.
-    unsafe { reduction.run(target, &sources, own.bytes) };
+    unsafe { reduction.run(stores, target, &sources, own.bytes) };
     Ok(())
 }
 
@@ -406,7 +467,7 @@ unsafe fn reduce_step(
 /// The places are valid, and equal or apart.
 pub(crate) unsafe fn reduce_two_steps(
     on: &mut HostOperation<'_>,
-    route: Route,
+    Way { route, stores }: Way,
     reduction: Reduction,
     getters: Ranks,
     from: Place,
@@ -430,7 +491,7 @@ pub(crate) unsafe fn reduce_two_steps(
                 false => result.as_mut_ptr(),
             };
             // SAFETY: the target has space for the share; the addresses were published for this.
-            unsafe { reduce_direct(on, reduction, own, target, &addresses)? };
+            unsafe { reduce_direct(on, stores, reduction, own, target, &addresses)? };
             on.end();
             on.publish_address(target.cast_const())?;
             for other in on.others().filter(|_| gets) {
@@ -461,13 +522,13 @@ pub(crate) unsafe fn reduce_two_steps(
                 let (_, longest) = share(part.bytes, 0, ranks);
                 let slot = on.begin(longest)?;
                 // SAFETY: the chunks of the step before are not written before this one was published.
-                unsafe { reduction.run(slot, &sources, length) };
+                unsafe { reduction.run(Stores::Cached, slot, &sources, length) };
                 on.publish();
                 for other in on.others().chain([rank]).filter(|_| gets) {
                     let (begin, length) = share(part.bytes, other, ranks);
                     let target = result.part(begin, length);
                     // SAFETY: the rank has published so many bytes.
-                    unsafe { copy(target.at, on.source(other)?, target.bytes) };
+                    unsafe { stores.copy(target.at, on.source(other)?, target.bytes) };
                 }
                 on.end();
             }

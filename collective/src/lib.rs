@@ -2,8 +2,8 @@
 //!
 //! Modules, each importing only those before it: `error`, `data_type`, `element`, `operation`,
 //! `domain_key`, `call`, `parameters`, `statistics`, `controller`, `saved_parameters`, `reduction`,
-//! `rendezvous`, `members`, `param_table`, `peer_memory`, `host_steps`, `host_operations`, `host_call`,
-//! `domain`.
+//! `rendezvous`, `members`, `param_table`, `domain_options`, `param_store`, `peer_memory`, `host_steps`,
+//! `host_operations`, `host_call`, `domain`.
 
 mod call;
 mod controller;
@@ -12,6 +12,7 @@ mod controller_tests;
 mod data_type;
 mod domain;
 mod domain_key;
+mod domain_options;
 #[cfg(test)]
 mod domain_tests;
 mod element;
@@ -21,6 +22,9 @@ mod host_operations;
 mod host_steps;
 mod members;
 mod operation;
+mod param_store;
+#[cfg(test)]
+mod param_store_tests;
 mod param_table;
 mod parameters;
 mod peer_memory;
@@ -32,12 +36,14 @@ mod statistics;
 pub use call::Call;
 pub use controller::{Change, Choices, Controller};
 pub use data_type::{DataType, ReduceOp};
-pub use domain::{CommDomain, DomainOptions};
+pub use domain::CommDomain;
 pub use domain_key::CommDomainKey;
+pub use domain_options::DomainOptions;
 pub use element::{Bf16, Element, F16};
 pub use error::{Error, ErrorKind, Result};
 pub use host_call::{Blocks, HostCall};
 pub use operation::{OpKey, Operation, SizeClass};
+pub use param_store::{Entry, ShmParamStore};
 pub use param_table::{AggregationPoint, LearningOptions};
 pub use parameters::{Algorithm, Parameters};
 pub use saved_parameters::{LoadError, SavedParameters};

@@ -8,7 +8,6 @@ use ipc::{AgreedTable, AgreedTableSetup, ChangeRefused, MappedWords, WaitStrateg
 
 use crate::call::Call;
 use crate::controller::{Choices, Controller};
-use crate::error::{Error, ErrorKind};
 use crate::members::{Failure, Members, Outcome, Wait};
 use crate::operation::OpKey;
 use crate::parameters::Parameters;
@@ -119,22 +118,32 @@ impl ParamTable {
         Parameters::decode(self.table.value(key.row())).unwrap_or_default()
     }
 
-    /// Enters the next operation.
-    pub(crate) fn enter(&mut self, call: &Call, deadline: std::time::Instant) -> Outcome<u64> {
+    /// Enters the next operation, unless another rank is too far behind.
+    pub(crate) fn try_enter(&mut self, call: &Call) -> Option<u64> {
         self.aggregate();
-        let announcement = call.encode();
+        let Self { members, table, continues_without_dead, .. } = self;
+        let is_gone = |rank| *continues_without_dead && members.has_ended(rank);
+        table.enter(call.encode(), is_gone).ok()
+    }
+
+    /// Enters the next operation. Waits for a rank that is too far behind.
+    pub(crate) fn enter(&mut self, call: &Call, deadline: std::time::Instant) -> Outcome<u64> {
         loop {
+            if let Some(step) = self.try_enter(call) {
+                return Ok(step);
+            }
             let Self { members, table, continues_without_dead, .. } = self;
             let is_gone = |rank| *continues_without_dead && members.has_ended(rank);
-            let rank = match table.enter(announcement, is_gone) {
-                Ok(step) => return Ok(step),
-                Err(rank) => rank,
-            };
+            let Some(rank) = table.rank_behind(is_gone) else { continue };
             let least = (self.table.step() + 1).saturating_sub(self.options.window.into());
             let (members, table) = (&self.members, &self.table);
             let mut wait = Wait { strategy: &mut self.strategy, deadline };
             let is_ready = || table.entered(rank) >= least || table.has_left(rank);
-            if !members.wait(&mut wait, rank, is_ready)? && !self.continues_without_dead {
+            if self.continues_without_dead {
+                if !members.poll(&mut wait, rank, is_ready) && !members.has_ended(rank) {
+                    return Err(Failure::Late { rank, waiting: members.rank() });
+                }
+            } else if !members.wait(&mut wait, rank, is_ready)? {
                 return Err(members.fail(Failure::Ended { rank }));
             }
         }
@@ -217,6 +226,11 @@ impl ParamTable {
         });
     }
 
+    /// Returns whether a rank has left.
+    pub(crate) fn has_left(&self, rank: u32) -> bool {
+        self.table.has_left(rank)
+    }
+
     /// The controller of rank 0.
     pub(crate) fn controller(&self) -> Option<&Controller> {
         self.writer.as_ref().map(|writer| &writer.controller)
@@ -236,9 +250,4 @@ impl ParamTable {
         self.table.leave();
         self.members.ring();
     }
-}
-
-/// The error of options that are invalid.
-pub(crate) fn invalid_options(detail: &str) -> Error {
-    Error::new("join communication domain", ErrorKind::InvalidArgument, detail)
 }

@@ -212,6 +212,12 @@ impl<W: Words> AgreedTable<W> {
         Ok(effect)
     }
 
+    /// The first rank that is too far behind for the next step, and is not gone.
+    #[must_use]
+    pub fn rank_behind(&mut self, is_gone: impl Fn(u32) -> bool) -> Option<u32> {
+        self.before((self.step + 1).saturating_sub(self.setup.window.into()), is_gone)
+    }
+
     /// Enters the next step, and returns its number.
     ///
     /// # Errors
@@ -222,7 +228,7 @@ impl<W: Words> AgreedTable<W> {
         is_gone: impl Fn(u32) -> bool,
     ) -> Result<u64, u32> {
         let next = self.step + 1;
-        if let Some(rank) = self.before(next.saturating_sub(self.setup.window.into()), is_gone) {
+        if let Some(rank) = self.rank_behind(is_gone) {
             return Err(rank);
         }
         let at = self.at_step(self.rank, next);

@@ -15,9 +15,16 @@ const LINE: usize = 64;
 /// Copies bytes that other processes may write at the same time. So the C library copies: the
 /// compiler assumes nothing about it.
 ///
+/// ```
+/// let (from, mut to) = ([1, 2, 3], [0; 3]);
+/// // SAFETY: two arrays of three bytes.
+/// unsafe { transfer::host_copy::copy(to.as_mut_ptr(), from.as_ptr(), 3) };
+/// assert_eq!(to, from);
+/// ```
+///
 /// # Safety
 /// Both ranges are mapped, and only the caller holds references to their bytes.
-pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, length: usize) {
+pub unsafe fn copy(to: *mut u8, from: *const u8, length: usize) {
     // SAFETY: the caller's promise.
     unsafe { libc::memmove(to.cast(), from.cast(), length) };
 }
@@ -44,9 +51,16 @@ impl CacheUse {
 
 /// Copies as [`copy`], by stores that bypass the caches where the processor has them.
 ///
+/// ```
+/// let (from, mut to) = (vec![7_u8; 100_000], vec![0_u8; 100_000]);
+/// // SAFETY: two vectors of so many bytes.
+/// unsafe { transfer::host_copy::copy_around_caches(to.as_mut_ptr(), from.as_ptr(), from.len()) };
+/// assert_eq!(to, from);
+/// ```
+///
 /// # Safety
 /// As for [`copy`]; the ranges do not overlap.
-unsafe fn copy_around_caches(to: *mut u8, from: *const u8, length: usize) {
+pub unsafe fn copy_around_caches(to: *mut u8, from: *const u8, length: usize) {
     let head = to.align_offset(LINE).min(length);
     let lines = if cfg!(target_arch = "x86_64") { (length - head) / LINE } else { 0 };
     let tail = head + lines * LINE;

@@ -25,7 +25,7 @@ pub mod device_memory;
 mod error;
 mod handle;
 mod host_buffer;
-mod host_copy;
+pub mod host_copy;
 mod notice;
 mod operations;
 pub mod path;

@@ -1,0 +1,337 @@
+//! `fabricast bench collective`: operations among ranks, beside another library in the same run.
+
+mod buffers;
+mod mpi;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use collective::{
+    Algorithm, Blocks, CommDomain, CommDomainKey, DataType, DomainOptions, HostCall, OpKey,
+    Operation, Parameters, ReduceOp, SizeClass,
+};
+use command::exit::{Exit, Failure};
+use command::{output, size, text};
+use serde::Serialize;
+
+use self::buffers::Buffers;
+use self::mpi::Mpi;
+use super::report::{median, rounded};
+use super::temp_dir::TempDir;
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Operations before the first measurement: parameters are learnt meanwhile.
+const WARM_UP: u64 = 40;
+/// Set by Open MPI and by launchers with PMI for each of their processes.
+const OF_LAUNCHERS: [&str; 2] = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"];
+
+/// Measures a collective operation among ranks on this machine, with verified data.
+///
+/// Each size is measured in turns with the rival, if there is one. Times are those of the slowest rank.
+/// The last line of the output is one JSON object.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// The operation
+    #[arg(long = "op", value_name = "NAME", value_parser = parse_operation, default_value = "all-reduce")]
+    operation: Operation,
+    /// Bytes of the block of a rank; accepts K, M, G
+    #[arg(long, value_name = "BYTES,…", value_delimiter = ',', value_parser = size::parse,
+        default_value = "8,64K,1M,16M")]
+    sizes: Vec<u64>,
+    /// Number of ranks, each a process
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024),
+        default_value = "2")]
+    ranks: u32,
+    /// The library to compare with
+    #[arg(long, value_enum)]
+    rival: Option<Rival>,
+    /// The launcher of the rival
+    #[arg(long, value_name = "PATH", default_value = "mpirun")]
+    mpirun: String,
+    /// Further options of the launcher
+    #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
+    mpirun_option: Vec<String>,
+    /// The library of the rival [default: the one that the launcher's processes find]
+    #[arg(long, value_name = "PATH")]
+    rival_library: Option<PathBuf>,
+    /// How bytes go from rank to rank [default: learnt]
+    #[arg(long, value_enum)]
+    algorithm: Option<Route>,
+    /// Bytes that are copied at once, with --algorithm; accepts K, M
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, requires = "algorithm")]
+    chunk: Option<u64>,
+    /// Measurements of each size, of which the median counts
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), default_value = "7")]
+    rounds: u32,
+    /// Milliseconds of a measurement
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..), default_value = "50")]
+    milliseconds: u64,
+    /// Print the JSON line only
+    #[arg(long)]
+    json: bool,
+    /// Internal: the directory of a rank
+    #[arg(long, hide = true)]
+    directory: Option<PathBuf>,
+    /// Internal: the rank of this process
+    #[arg(long, hide = true)]
+    rank: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Rival {
+    /// The MPI library of the launcher
+    Mpi,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Route {
+    /// Each rank reduces all elements
+    OneStep,
+    /// Each rank reduces its share
+    TwoStep,
+    /// Ranks read the memory of each other
+    Direct,
+}
+
+fn parse_operation(name: &str) -> Result<Operation, String> {
+    let found = Operation::ALL.into_iter().find(|operation| operation.name() == name);
+    found.ok_or_else(|| {
+        let names: Vec<_> = Operation::ALL.iter().map(|operation| operation.name()).collect();
+        format!("one of {}", names.join(", "))
+    })
+}
+
+/// The result for one size.
+#[derive(Debug, Serialize)]
+struct Row {
+    bytes: u64,
+    time_us: f64,
+    gb_per_s: f64,
+    rival_time_us: Option<f64>,
+    /// How many times as fast as the rival.
+    ratio: Option<f64>,
+    turns: u64,
+    algorithm: String,
+    chunk: u64,
+    verified: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    operation: String,
+    ranks: u32,
+    rival: Option<String>,
+    reads_peers: bool,
+    rows: Vec<Row>,
+    program: &'static str,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let is_launched = OF_LAUNCHERS.iter().any(|name| std::env::var_os(name).is_some());
+    if arguments.rank.is_some() || is_launched {
+        return run_rank(arguments);
+    }
+    let directory = TempDir::create()?;
+    let program = std::env::current_exe().map_err(Failure::of)?;
+    let ranks = arguments.ranks.to_string();
+    let passed = std::env::args_os().skip(1);
+    let with_directory = |command: &mut Command| {
+        command.args(passed).arg("--directory").arg(directory.path());
+    };
+    if arguments.rival.is_some() {
+        let mut command = Command::new(&arguments.mpirun);
+        command.args(["-n", &ranks]).args(&arguments.mpirun_option).arg(program);
+        with_directory(&mut command);
+        let status = command.status();
+        let failed = |error| {
+            Failure::new(Exit::NoProvider, format!("start {:?} failed: {error}", arguments.mpirun))
+        };
+        return match status.map_err(failed)?.code() {
+            Some(0) => Ok(()),
+            Some(code) => Err(Failure::silent(Exit::from_code(code))),
+            None => Err(Failure::failed("the launcher was killed")),
+        };
+    }
+    let passed: Vec<_> = std::env::args_os().skip(1).collect();
+    let start = |rank: u32| {
+        let mut command = Command::new(&program);
+        command.args(&passed).arg("--directory").arg(directory.path());
+        command.arg("--rank").arg(rank.to_string()).spawn().map_err(Failure::of)
+    };
+    let children: Vec<_> = (0..arguments.ranks).map(start).collect::<Result<_, _>>()?;
+    let mut result = Ok(());
+    for mut child in children {
+        let status = child.wait().map_err(Failure::of)?;
+        if !status.success() && result.is_ok() {
+            result = Err(Failure::silent(Exit::from_code(status.code().unwrap_or(1))));
+        }
+    }
+    result
+}
+
+/// One rank, and its rival.
+struct Rank<'a> {
+    arguments: &'a Arguments,
+    domain: CommDomain,
+    mpi: Option<Mpi>,
+}
+
+fn run_rank(arguments: &Arguments) -> Result<(), Failure> {
+    let mpi = arguments.rival.map(|_| Mpi::start(arguments.rival_library.as_deref()));
+    let mpi = mpi.transpose()?;
+    let (rank, ranks) = match &mpi {
+        Some(mpi) => mpi.place()?,
+        None => (arguments.rank.unwrap_or(0), arguments.ranks),
+    };
+    let directory = arguments.directory.clone().unwrap_or_else(std::env::temp_dir);
+    let mut options = DomainOptions::new().directory(&directory).job("bench");
+    if let Some(route) = arguments.algorithm {
+        let algorithm = match route {
+            Route::OneStep => Algorithm::OneStep,
+            Route::TwoStep => Algorithm::TwoStep,
+            Route::Direct => Algorithm::Direct,
+        };
+        let chunk_bits = arguments.chunk.map_or(0, |chunk| chunk.ilog2() as u8);
+        options =
+            options.fixed_parameters(Parameters { algorithm, chunk_bits, ..Parameters::default() });
+    }
+    let key = CommDomainKey::of_first_ranks(ranks);
+    let domain = CommDomain::join(&key, rank, &options).map_err(Failure::of)?;
+    let mut bench = Rank { arguments, domain, mpi };
+    let mut rows = Vec::new();
+    for bytes in &arguments.sizes {
+        rows.push(bench.measure(*bytes)?);
+    }
+    let Rank { domain, .. } = bench;
+    let reads_peers = domain.reads_peers();
+    domain.close(TIMEOUT).map_err(Failure::of)?;
+    let is_right = rows.iter().all(|row| row.verified);
+    if rank == 0 {
+        let rival = arguments.rival.map(|_| "mpi".to_owned());
+        let operation = arguments.operation.to_string();
+        let program = command::VERSION_LINE;
+        Report { operation, ranks, rival, reads_peers, rows, program }.print(arguments.json)?;
+    }
+    match is_right {
+        true => Ok(()),
+        false => Err(Failure::new(Exit::DataCorrupted, "received data is corrupted")),
+    }
+}
+
+impl Rank<'_> {
+    fn measure(&mut self, bytes: u64) -> Result<Row, Failure> {
+        let operation = self.arguments.operation;
+        let count = usize::try_from(bytes).map_err(Failure::of)? / size_of::<f32>();
+        let (rank, ranks) = (self.domain.rank(), self.domain.size());
+        let mut buffers = Buffers::new(operation, rank, ranks, count);
+        self.run(&mut buffers, WARM_UP)?;
+        if let Some(mpi) = &self.mpi {
+            mpi.run(operation, &mut buffers, 4)?;
+        }
+        let began = Instant::now();
+        self.run(&mut buffers, 4)?;
+        let each = self.slowest(began.elapsed() / 4)?;
+        let wanted = Duration::from_millis(self.arguments.milliseconds).as_secs_f64();
+        let turns = (wanted / each.max(1e-7)).clamp(4.0, 1e6) as u64;
+        let (mut own, mut rival, mut verified) = (Vec::new(), Vec::new(), true);
+        for _ in 0..self.arguments.rounds {
+            buffers.clear();
+            self.domain.barrier(TIMEOUT).map_err(Failure::of)?;
+            let began = Instant::now();
+            self.run(&mut buffers, turns)?;
+            own.push(self.slowest(began.elapsed())? / turns as f64);
+            verified &= buffers.is_right();
+            if let Some(mpi) = &self.mpi {
+                buffers.clear();
+                mpi.barrier()?;
+                let began = Instant::now();
+                mpi.run(operation, &mut buffers, turns)?;
+                let took = began.elapsed();
+                verified &= buffers.is_right();
+                rival.push(self.slowest(took)? / turns as f64);
+            }
+        }
+        let mut all_verified = [u8::from(verified)];
+        self.domain.all_reduce(&mut all_verified, ReduceOp::Min, TIMEOUT).map_err(Failure::of)?;
+        let own = median(own).unwrap_or(0.0);
+        let rival = median(rival);
+        let size_class = SizeClass::of(bytes);
+        let key = OpKey { operation, size_class, data_type: DataType::F32 };
+        let used = self.domain.parameters(key);
+        Ok(Row {
+            bytes,
+            time_us: rounded(own * 1e6),
+            gb_per_s: rounded(bytes as f64 / own / 1e9),
+            rival_time_us: rival.map(|time| rounded(time * 1e6)),
+            ratio: rival.map(|time| rounded(time / own)),
+            turns,
+            algorithm: used.algorithm.to_string(),
+            chunk: if used.chunk_bits == 0 { 0 } else { 1 << used.chunk_bits },
+            verified: all_verified[0] == 1,
+        })
+    }
+
+    /// The longest time of all ranks in seconds.
+    fn slowest(&mut self, own: Duration) -> Result<f64, Failure> {
+        let mut time = [own.as_secs_f64()];
+        self.domain.all_reduce(&mut time, ReduceOp::Max, TIMEOUT).map_err(Failure::of)?;
+        Ok(time[0])
+    }
+
+    #[allow(unsafe_code)]
+    fn run(&mut self, buffers: &mut Buffers, turns: u64) -> Result<(), Failure> {
+        let operation = self.arguments.operation;
+        let count = buffers.count();
+        let (send, receive) = match operation {
+            Operation::AllGather | Operation::Gather => (Blocks::One(count), Blocks::Each(count)),
+            Operation::ReduceScatter | Operation::Scatter => {
+                (Blocks::Each(count), Blocks::One(count))
+            }
+            Operation::AllToAll => (Blocks::Each(count), Blocks::Each(count)),
+            _ => (Blocks::One(count), Blocks::One(count)),
+        };
+        let output: *mut u8 = buffers.output().cast();
+        let input = match operation {
+            Operation::Broadcast => output.cast_const(),
+            _ => buffers.input().cast(),
+        };
+        let (data_type, reduce_op, root) = (DataType::F32, ReduceOp::Sum, 0);
+        let call = HostCall { operation, data_type, reduce_op, root, input, send, output, receive };
+        for _ in 0..turns {
+            // SAFETY: the buffers have as many elements as the operation needs.
+            unsafe { self.domain.run(&call, TIMEOUT) }.map_err(Failure::of)?;
+        }
+        Ok(())
+    }
+}
+
+impl Report {
+    fn print(&self, is_json_only: bool) -> Result<(), Failure> {
+        if !is_json_only {
+            let mut rows = vec![
+                ["size", "time us", "GB/s", "rival us", "ratio", "algorithm", "chunk"]
+                    .map(str::to_owned)
+                    .to_vec(),
+            ];
+            for row in &self.rows {
+                rows.push(vec![
+                    size::print(row.bytes),
+                    format!("{:.2}", row.time_us),
+                    format!("{:.2}", row.gb_per_s),
+                    row.rival_time_us.map_or_else(String::new, |time| format!("{time:.2}")),
+                    row.ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}")),
+                    row.algorithm.clone(),
+                    if row.chunk == 0 { String::new() } else { size::print(row.chunk) },
+                ]);
+            }
+            output::print(&format!(
+                "{} of {} ranks\n{}",
+                self.operation,
+                self.ranks,
+                text::table(&rows)
+            ))?;
+        }
+        output::print(&format!("{}\n", serde_json::to_string(self).map_err(Failure::of)?))
+    }
+}

@@ -1,0 +1,183 @@
+//! Options of domains, and how ranks of a machine join by them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ipc::{Layout, WaitStrategy};
+
+use crate::domain_key::{CommDomainKey, digest, digest_of_bytes};
+use crate::error::{Error, ErrorKind, Result};
+use crate::members::{MAX_RANKS, Members};
+use crate::param_table::LearningOptions;
+use crate::parameters::Parameters;
+use crate::rendezvous::Rendezvous;
+
+pub(crate) const JOIN: &str = "join communication domain";
+const LAYOUT: Layout = Layout::new("fabricast domain", 1);
+const PAGE_WORDS: usize = 4096 / size_of::<u64>();
+
+/// Options of a [`CommDomain`](crate::CommDomain) or a [`ShmParamStore`](crate::ShmParamStore): equal on all ranks, except for the timeout.
+#[derive(Debug, Clone)]
+pub struct DomainOptions {
+    directory: PathBuf,
+    job: String,
+    timeout: Duration,
+    wait_strategy: WaitStrategy,
+    learning: LearningOptions,
+    fixed: Option<Parameters>,
+    reads_peers: bool,
+}
+
+impl Default for DomainOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl DomainOptions {
+    /// Options with the default directory, and a timeout of 30 seconds.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            directory: transfer::default_directory(),
+            job: String::new(),
+            timeout: Duration::from_secs(30),
+            wait_strategy: WaitStrategy::default(),
+            learning: LearningOptions::default(),
+            fixed: None,
+            reads_peers: true,
+        }
+    }
+
+    /// Directory in which the ranks find each other. It is created with its parents.
+    #[must_use]
+    pub fn directory(mut self, directory: &Path) -> Self {
+        self.directory = directory.to_owned();
+        self
+    }
+
+    /// A name of the job: domains of different jobs do not mix, although their keys are equal.
+    #[must_use]
+    pub fn job(mut self, job: &str) -> Self {
+        self.job = job.to_owned();
+        self
+    }
+
+    /// How long a rank waits for the others when it joins.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// How ranks wait for each other.
+    #[must_use]
+    pub fn wait_strategy(mut self, strategy: WaitStrategy) -> Self {
+        self.wait_strategy = strategy;
+        self
+    }
+
+    /// How parameters are learnt and agreed on.
+    #[must_use]
+    pub fn learning(mut self, learning: LearningOptions) -> Self {
+        self.learning = learning;
+        self
+    }
+
+    /// Uses these parameters in all operations, instead of learning which are best.
+    #[must_use]
+    pub fn fixed_parameters(mut self, parameters: Parameters) -> Self {
+        self.fixed = Some(parameters);
+        self
+    }
+
+    /// Allows ranks to read the memory of each other by the kernel (the default), where that is possible.
+    #[must_use]
+    pub fn reads_peers(mut self, reads_peers: bool) -> Self {
+        self.reads_peers = reads_peers;
+        self
+    }
+
+    pub(crate) fn strategy(&self) -> WaitStrategy {
+        self.wait_strategy
+    }
+
+    pub(crate) fn learning_options(&self) -> LearningOptions {
+        self.learning
+    }
+
+    pub(crate) fn fixed(&self) -> Option<Parameters> {
+        self.fixed
+    }
+
+    pub(crate) fn wants_to_read_peers(&self) -> bool {
+        self.reads_peers
+    }
+
+    /// Joins the ranks of the machine. `build` is a digest of what is built in, `words` are those that so
+    /// many ranks need beside the table.
+    pub(crate) fn join(
+        &self,
+        kind: &str,
+        key: &CommDomainKey,
+        rank: u32,
+        build: u64,
+        words: impl Fn(u32) -> usize,
+    ) -> Result<MachineRanks> {
+        let invalid = |detail: String| Error::new(JOIN, ErrorKind::InvalidArgument, detail);
+        let ranks = u32::try_from(key.ranks.len()).unwrap_or(u32::MAX);
+        if ranks == 0 || ranks > MAX_RANKS {
+            return Err(invalid(format!("a domain has 1 to {MAX_RANKS} ranks, not {ranks}")));
+        }
+        if rank >= ranks {
+            return Err(invalid(format!(
+                "rank {rank} does not exist: the domain has {ranks} ranks"
+            )));
+        }
+        let Some(table) = self.learning.table_setup(ranks).required_words() else {
+            let most = ipc::AgreedTableSetup::MAX.window;
+            return Err(invalid(format!(
+                "the window is 1 to {most}, not {}",
+                self.learning.window
+            )));
+        };
+        let first_table = Members::required_words(ranks);
+        let first_extra = (first_table + table).next_multiple_of(PAGE_WORDS);
+        let name = digest([key.digest(), digest_of_bytes(self.job.bytes())]);
+        let rendezvous = Rendezvous {
+            socket: self.directory.join(format!("{kind}-{name:016x}.sock")),
+            rank,
+            ranks,
+            setup: format!(
+                "version {} (build {build:016x}) with {:?}, {}, reading of peers {}, key {:016x}",
+                env!("CARGO_PKG_VERSION"),
+                self.learning,
+                self.fixed.map_or("learnt parameters".to_owned(), |fixed| format!("{fixed:?}")),
+                self.reads_peers,
+                key.digest()
+            ),
+            layout: LAYOUT,
+            length: (first_extra + words(ranks)) * size_of::<u64>(),
+        };
+        let deadline = ipc::deadline(self.timeout);
+        let joined = rendezvous.join(self.timeout)?;
+        let members = Arc::new(Members::new(joined, rank, key.digest())?);
+        Ok(MachineRanks { members, first_table, first_extra, deadline })
+    }
+}
+
+/// The ranks of a machine that have joined, and the parts of their segment.
+#[derive(Debug)]
+pub(crate) struct MachineRanks {
+    pub(crate) members: Arc<Members>,
+    /// The word at which the parameter table begins.
+    pub(crate) first_table: usize,
+    /// The word at which the rest begins.
+    pub(crate) first_extra: usize,
+    pub(crate) deadline: Instant,
+}
+
+pub(crate) fn segment_too_small() -> Error {
+    Error::new(JOIN, ErrorKind::Malformed, "the segment is too small")
+}
