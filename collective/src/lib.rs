@@ -14,6 +14,8 @@ mod domain;
 mod domain_key;
 mod domain_options;
 #[cfg(test)]
+mod domain_process_tests;
+#[cfg(test)]
 mod domain_tests;
 mod element;
 mod error;
