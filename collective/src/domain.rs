@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use launch::Group;
+
 use crate::call::Call;
 use crate::controller::{Change, Choices, Controller};
 use crate::data_type::ReduceOp;
@@ -105,6 +107,33 @@ impl CommDomain {
         let table = Some(table.ok_or_else(segment_too_small)?);
         let fixed = options.fixed();
         Ok(Self { key: key.clone(), members, table, steps, calls: 0, fixed, reads_peers })
+    }
+
+    /// Joins the domain of all ranks of a launched job. The job and the directory of the options are those
+    /// of the group.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use collective::{CommDomain, DomainOptions, ReduceOp};
+    /// let timeout = Duration::from_secs(10);
+    /// let group = launch::Group::start()?;
+    /// let mut domain = CommDomain::of_group(&group, &DomainOptions::new())?;
+    /// let mut ranks = [1];
+    /// domain.all_reduce(&mut ranks, ReduceOp::Sum, timeout)?;
+    /// assert_eq!(ranks[0], group.size());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`join`](Self::join).
+    pub fn of_group(group: &Group, options: &DomainOptions) -> Result<Self> {
+        if group.machines() > 1 {
+            let detail = format!("the ranks are on {} machines", group.machines());
+            return Err(Error::new(JOIN, ErrorKind::Unavailable, detail));
+        }
+        let key = CommDomainKey::of_first_ranks(group.size());
+        let options = options.clone().directory(group.directory()).job(group.job());
+        Self::join(&key, group.rank(), &options)
     }
 
     /// The key.

@@ -8,6 +8,7 @@ mod tests;
 
 use std::fmt;
 use std::net::IpAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use control::launcher::{Error, ErrorKind, Exchange, LocalRank, Result};
@@ -110,6 +111,18 @@ impl Group {
     #[must_use]
     pub fn launcher(&self) -> &str {
         self.exchange.name()
+    }
+
+    /// The name of the job: equal on all ranks, and different for each start of a job.
+    #[must_use]
+    pub fn job(&self) -> &str {
+        self.exchange.job()
+    }
+
+    /// The directory in which this rank finds the others of its machine.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.options.directory_path()
     }
 
     /// This rank's agent. It never returns notices of the group, whose tags have their upper 16 bits
