@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use crate::data_type::{DataType, ReduceOp};
 use crate::domain_key::digest;
 use crate::operation::Operation;
+use reduction::{DataType, ReduceOp};
 
 /// What a rank calls: all that must be the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -6,12 +6,12 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use crate::controller::{Choices, Controller};
-use crate::data_type::DataType;
 use crate::operation::{OpKey, Operation, SizeClass};
 use crate::parameters::Parameters;
 use crate::parameters::tests::any_parameters;
 use crate::statistics::ExecStat;
 use crate::statistics::tests::any_stat;
+use reduction::DataType;
 
 const GRANULE: u64 = 16;
 /// Calls after a change of parameters that still have the ones before.

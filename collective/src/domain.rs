@@ -7,7 +7,6 @@ use launch::Group;
 
 use crate::call::Call;
 use crate::controller::{Change, Choices, Controller};
-use crate::data_type::ReduceOp;
 use crate::domain_key::{CommDomainKey, digest};
 use crate::domain_options::{DomainOptions, JOIN, MachineRanks, segment_too_small};
 use crate::element::Element;
@@ -21,6 +20,7 @@ use crate::param_table::ParamTable;
 use crate::parameters::{Algorithm, Parameters};
 use crate::peer_memory;
 use crate::statistics::ExecStat;
+use reduction::ReduceOp;
 
 const PAGE: usize = 4096;
 /// Memory for the steps of all ranks, at most.

@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 use testkit::children::ForkedChild;
 use testkit::temp_dir::TempDir;
 
-use crate::{
-    Algorithm, CommDomain, CommDomainKey, DomainOptions, ErrorKind, Parameters, ReduceOp,
-};
+use crate::{Algorithm, CommDomain, CommDomainKey, DomainOptions, ErrorKind, Parameters, ReduceOp};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const BYTES: usize = 4 << 20;

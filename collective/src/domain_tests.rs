@@ -95,7 +95,7 @@ fn reduced<T: Numbered>(op: ReduceOp, ranks: u32, count: usize) -> Vec<T> {
     // SAFETY: vectors of so many elements.
     #[allow(unsafe_code)]
     unsafe {
-        crate::reduction::reduce(op, T::DATA_TYPE, to, &sources, count);
+        reduction::reduce(op, T::DATA_TYPE, to, &sources, count);
     }
     result
 }

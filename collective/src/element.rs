@@ -1,6 +1,6 @@
 //! Rust types of elements.
 
-use crate::data_type::DataType;
+use reduction::DataType;
 
 /// A Rust type whose elements collective operations move and reduce.
 pub trait Element: Copy + Send + Sync + 'static + sealed::Sealed {

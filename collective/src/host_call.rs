@@ -1,11 +1,11 @@
 //! A collective operation in host memory, as a rank calls it: its buffers, checked and laid out.
 
 use crate::call::Call;
-use crate::data_type::{DataType, ReduceOp};
 use crate::domain_key::digest;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_operations::Place;
 use crate::operation::Operation;
+use reduction::{DataType, ReduceOp};
 
 /// Elements of a buffer, as blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

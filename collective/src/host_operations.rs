@@ -5,10 +5,10 @@
 //! allows it. Elements are always reduced in the order of the ranks.
 #![allow(unsafe_code)]
 
-use crate::data_type::{DataType, ReduceOp};
 use crate::host_steps::HostOperation;
 use crate::members::Outcome;
-use crate::reduction::{reduce, reduce_streaming};
+use reduction::{DataType, ReduceOp};
+use reduction::{reduce, reduce_streaming};
 use transfer::host_copy;
 
 /// Blocks of parts that ranks reduce begin at multiples of this.

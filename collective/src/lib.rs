@@ -1,7 +1,7 @@
 //! Collective operations whose parameters all ranks agree on.
 //!
-//! Modules, each importing only those before it: `error`, `data_type`, `element`, `operation`,
-//! `domain_key`, `call`, `parameters`, `statistics`, `controller`, `saved_parameters`, `reduction`,
+//! Modules, each importing only those before it: `error`, `element`, `operation`,
+//! `domain_key`, `call`, `parameters`, `statistics`, `controller`, `saved_parameters`,
 //! `rendezvous`, `members`, `param_table`, `domain_options`, `param_store`, `peer_memory`, `host_steps`,
 //! `host_operations`, `host_call`, `domain`.
 
@@ -9,7 +9,6 @@ mod call;
 mod controller;
 #[cfg(test)]
 mod controller_tests;
-mod data_type;
 mod domain;
 mod domain_key;
 mod domain_options;
@@ -30,14 +29,12 @@ mod param_store_tests;
 mod param_table;
 mod parameters;
 mod peer_memory;
-mod reduction;
 mod rendezvous;
 mod saved_parameters;
 mod statistics;
 
 pub use call::Call;
 pub use controller::{Change, Choices, Controller};
-pub use data_type::{DataType, ReduceOp};
 pub use domain::CommDomain;
 pub use domain_key::CommDomainKey;
 pub use domain_options::DomainOptions;
@@ -48,5 +45,6 @@ pub use operation::{OpKey, Operation, SizeClass};
 pub use param_store::{Entry, ShmParamStore};
 pub use param_table::{AggregationPoint, LearningOptions};
 pub use parameters::{Algorithm, Parameters};
+pub use reduction::{DataType, ReduceOp};
 pub use saved_parameters::{LoadError, SavedParameters};
 pub use statistics::{Aggregation, ExecStat};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::data_type::DataType;
+use reduction::DataType;
 
 /// A collective operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -4,9 +4,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::data_type::DataType;
 use crate::operation::{OpKey, Operation, SizeClass};
 use crate::parameters::{Algorithm, Parameters};
+use reduction::DataType;
 
 /// Version of the JSON. Another one is refused.
 const VERSION: u64 = 1;

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::PointerAttributes;
 use crate::properties::{PeerAccess, Properties};
+use crate::raw_exchange::RawExchange;
 
 /// Physical memory of a device, not mapped yet.
 pub(crate) trait PhysicalMemory: Any + Debug + Send + Sync {
@@ -155,6 +156,11 @@ pub(crate) trait StreamDriver: Debug + Send + Sync {
     /// # Safety
     /// As for writing one.
     unsafe fn wait_for_word(&self, at: u64, min_value: u32) -> Result<()>;
+    /// Takes part in an exchange, with so many blocks.
+    ///
+    /// # Safety
+    /// All its ranges stay valid until it is done.
+    unsafe fn exchange(&self, exchange: &RawExchange, blocks: u32) -> Result<()>;
     fn record(&self, event: &dyn EventDriver) -> Result<()>;
     fn wait(&self, event: &dyn EventDriver) -> Result<()>;
     fn is_done(&self) -> Result<bool>;

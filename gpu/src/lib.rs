@@ -17,7 +17,7 @@
 //! This crate has no knowledge of networks, or of what other processes do with exported memory.
 //!
 //! Modules, each importing only those before it: `device_name`, `error`, `properties`,
-//! `pointer_attributes`, `budget`, `checksum`, `reuse`, `look_schedule`, `waiting`, `driver`,
+//! `pointer_attributes`, `budget`, `checksum`, `reuse`, `look_schedule`, `waiting`, `raw_exchange`, `driver`,
 //! `stream_waits`, `deferred_free`, `legacy_handle`, `cuda`, `emulated`, `device`, `link_counters`,
 //! `event`, `address_range`, `foreign`, `memory`, `importer`, `views`, `stream`, `block_allocator`, `pool`.
 
@@ -42,6 +42,7 @@ mod memory;
 mod pointer_attributes;
 mod pool;
 mod properties;
+mod raw_exchange;
 mod reuse;
 mod stream;
 mod stream_waits;
@@ -65,7 +66,9 @@ pub use pool::{Pool, PoolStatistics};
 pub use properties::{
     GpuDirect, HandleTypes, PciAddress, PeerAccess, Properties, Uuid, WritesOrdering,
 };
-pub use stream::{Block, CopyMethod, PreparedBlocks, Stream, leaked_streams};
+pub use stream::{
+    Block, CopyMethod, Exchange, ExchangeCopy, ExchangeReduction, PreparedBlocks, Stream, leaked_streams,
+};
 pub use views::{Range, View, Views};
 
 /// A timeout for waits on devices that are expected to succeed.

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 mod copy_blocks;
+mod exchange;
 mod prepared_blocks;
 
 use std::collections::VecDeque;
@@ -25,6 +26,7 @@ use crate::stream_waits::StreamWaits;
 use crate::waiting;
 
 pub use copy_blocks::{Block, CopyMethod};
+pub use exchange::{Exchange, ExchangeCopy, ExchangeReduction};
 pub use prepared_blocks::PreparedBlocks;
 use threads::lock;
 

@@ -18,6 +18,8 @@ const COPY_THREADS: u32 = 512;
 /// other kernels.
 const COPY_BLOCKS: u64 = 64;
 const CHECKSUM_THREADS: u32 = 256;
+/// Threads of a block of an exchange.
+const EXCHANGE_THREADS: u32 = 512;
 /// Enough to keep the memory of any device busy; each thread takes many words.
 const CHECKSUM_BLOCKS: u64 = 1024;
 
@@ -25,6 +27,7 @@ const CHECKSUM_BLOCKS: u64 = 1024;
 pub(super) enum Kernel {
     Checksum,
     CopyList,
+    Exchange,
 }
 
 impl Kernel {
@@ -33,6 +36,7 @@ impl Kernel {
         match self {
             Self::Checksum => (concat!(include_str!("checksum.ptx"), "\0"), c"checksum"),
             Self::CopyList => (concat!(include_str!("copy_list.ptx"), "\0"), c"copy_list"),
+            Self::Exchange => (concat!(include_str!("exchange.ptx"), "\0"), c"exchange"),
         }
     }
 }
@@ -48,6 +52,11 @@ pub(super) fn checksum_launch(length: u64) -> LaunchConfig {
     let threads = CHECKSUM_THREADS;
     let blocks = length.div_ceil(8 * u64::from(threads)).clamp(1, CHECKSUM_BLOCKS) as u32;
     LaunchConfig { blocks, threads }
+}
+
+/// For an exchange with so many blocks.
+pub(super) fn exchange_launch(blocks: u32) -> LaunchConfig {
+    LaunchConfig { blocks, threads: EXCHANGE_THREADS }
 }
 
 /// For a list with this many entries and bytes. Also returns the number of threads of a team.
@@ -70,7 +79,7 @@ pub(super) fn copy_launch(entries: u32, bytes: u64) -> (LaunchConfig, u32) {
 #[derive(Default)]
 pub(super) struct Kernels {
     /// One for each [`Kernel`].
-    slots: [OnceLock<LoadedKernel>; 2],
+    slots: [OnceLock<LoadedKernel>; 3],
     /// One thread loads at a time: unloading a duplicate may take long.
     loading: Mutex<()>,
 }
@@ -193,7 +202,7 @@ mod tests {
     /// Checks the kernel names in the texts, which otherwise only the driver would refuse.
     #[test]
     fn kernel_texts_contain_the_kernel_names() {
-        for kernel in [Kernel::Checksum, Kernel::CopyList] {
+        for kernel in [Kernel::Checksum, Kernel::CopyList, Kernel::Exchange] {
             let (text, name) = kernel.source();
             let name = name.to_str().unwrap();
             assert!(text.contains(&format!(".visible .entry {name}(")), "{name}");

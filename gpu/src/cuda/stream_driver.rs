@@ -9,12 +9,13 @@ use cudarc::driver::sys;
 use threads::lock;
 
 use super::Context;
-use super::kernels::{Kernel, checksum_launch, copy_launch};
+use super::kernels::{Kernel, checksum_launch, copy_launch, exchange_launch};
 use super::library::Address;
 use super::memory_driver;
 use crate::device_name::Implementation;
 use crate::driver::{self, EventDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
+use crate::raw_exchange::RawExchange;
 use crate::stream_waits::if_no_stream_waits;
 
 #[derive(Debug)]
@@ -149,6 +150,17 @@ impl StreamDriver for Stream {
         let what = (Kernel::CopyList, config);
         // SAFETY: the caller's promise for the list, which the driver allocated, so that
         // devices access it at the host's address; three arguments, as the kernel has.
+        unsafe {
+            let kernels = &self.context.kernels;
+            kernels.launch(&self.context, &functions, what, self.raw, &mut arguments)
+        }
+    }
+
+    unsafe fn exchange(&self, exchange: &RawExchange, blocks: u32) -> Result<()> {
+        let functions = self.context.make_current("exchange")?;
+        let mut arguments = [ptr::from_ref(exchange).cast_mut().cast::<c_void>()];
+        let what = (Kernel::Exchange, exchange_launch(blocks));
+        // SAFETY: the caller's promise; one argument, as the kernel has, which the launch copies.
         unsafe {
             let kernels = &self.context.kernels;
             kernels.launch(&self.context, &functions, what, self.raw, &mut arguments)

@@ -14,6 +14,8 @@ use super::{Fault, State};
 use crate::checksum::checksum_from;
 use crate::driver::{self, CopyEntry, EventDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
+use crate::raw_exchange::{RawExchange, RawPiece, word_offset};
+use reduction::{DataType, ReduceOp};
 
 fn failed(operation: &'static str) -> Error {
     let detail = "an earlier operation on the stream failed (injected fault)";
@@ -57,6 +59,7 @@ enum Operation {
     CopyList { list: u64, count: u32 },
     WriteWord { to: u64, value: u32 },
     WaitForWord { at: u64, min_value: u32 },
+    Exchange(Box<RawExchange>),
     Record { event: Event, point: u64 },
     Wait { event: Event, point: u64 },
 }
@@ -140,6 +143,10 @@ impl StreamDriver for Stream {
         self.push(Operation::WaitForWord { at, min_value })
     }
 
+    unsafe fn exchange(&self, exchange: &RawExchange, _blocks: u32) -> Result<()> {
+        self.push(Operation::Exchange(Box::new(*exchange)))
+    }
+
     fn record(&self, event: &dyn EventDriver) -> Result<()> {
         let event: &Event = driver::downcast("record event", event)?;
         self.work_queue.state.check_fault(Fault::Records, "record event", "event records")?;
@@ -189,6 +196,7 @@ fn perform(work_queue: &WorkQueue, operation: Operation, has_failed: bool) -> bo
         | Operation::Fill { .. }
         | Operation::Checksum { .. }
         | Operation::CopyList { .. }
+        | Operation::Exchange(_)
         | Operation::WriteWord { .. } => {}
         // A failed device waits for nothing.
         Operation::WaitForWord { .. } | Operation::Wait { .. } if has_failed => return false,
@@ -241,6 +249,7 @@ fn perform(work_queue: &WorkQueue, operation: Operation, has_failed: bool) -> bo
                     ptr::copy(from as *const u8, to as *mut u8, length as usize);
                 }
             }
+            Operation::Exchange(exchange) => return run_exchange(work_queue, &exchange),
             Operation::WriteWord { to, value } => {
                 (*(to as *const AtomicU32)).store(value, Ordering::Release);
             }
@@ -248,6 +257,65 @@ fn perform(work_queue: &WorkQueue, operation: Operation, has_failed: bool) -> bo
         }
     }
     true
+}
+
+/// An exchange, as one thread instead of many blocks. Returns false if the stream ends meanwhile.
+///
+/// # Safety
+/// All ranges stay valid until it is done.
+unsafe fn run_exchange(work_queue: &WorkQueue, exchange: &RawExchange) -> bool {
+    let ranks = exchange.ranks as usize;
+    let copy_all = |pieces: &[RawPiece]| {
+        for RawPiece { from, to, bytes } in pieces {
+            // SAFETY: the caller's promise.
+            unsafe { ptr::copy(*from as *const u8, *to as *mut u8, *bytes as usize) };
+        }
+    };
+    // SAFETY: four aligned bytes each, by the caller's promise.
+    let word = |at: u64| unsafe { &*(at as *const AtomicU32) };
+    let mut has_ended = false;
+    let mut meet = |phase: u32| {
+        let others = || (0..exchange.ranks).filter(|rank| *rank != exchange.rank);
+        for other in others() {
+            let at = exchange.words[other as usize] + word_offset(phase, 0, exchange.rank);
+            word(at).store(exchange.number, Ordering::Release);
+        }
+        let is_here = |rank: u32| {
+            let at = exchange.own_words + word_offset(phase, 0, rank);
+            word(at).load(Ordering::Acquire).wrapping_sub(exchange.number) as i32 >= 0
+        };
+        let is_stopped = || word(exchange.stop).load(Ordering::Acquire) != 0;
+        has_ended |= !wait(work_queue, || others().all(is_here) || is_stopped());
+        let all_here = others().all(is_here);
+        if !all_here {
+            word(exchange.failed).store(exchange.number, Ordering::Release);
+        }
+        all_here
+    };
+    copy_all(&exchange.pushes[..]);
+    if meet(0) {
+        let types = (
+            DataType::from_number(exchange.data_type as u8),
+            ReduceOp::from_number(exchange.op as u8),
+        );
+        if let (Some(data_type), Some(op)) = types {
+            let count = exchange.reduced_bytes as usize / data_type.size();
+            let sources = exchange.sources.map(|at| at as *const u8);
+            let mut result = vec![0_u8; exchange.reduced_bytes as usize];
+            // SAFETY: the caller's promise; the result has as many bytes.
+            unsafe {
+                reduction::reduce(op, data_type, result.as_mut_ptr(), &sources[..ranks], count)
+            };
+            for to in &exchange.results[..exchange.results_count as usize] {
+                // SAFETY: as above.
+                unsafe { ptr::copy(result.as_ptr(), *to as *mut u8, result.len()) };
+            }
+        }
+        if exchange.has_second_phase == 0 || meet(1) {
+            copy_all(&exchange.copies[..]);
+        }
+    }
+    !has_ended
 }
 
 /// Copies through a buffer: other threads may write the bytes at the same time, so no reference

@@ -3,6 +3,7 @@
 mod blocks;
 mod capture;
 mod devices;
+mod exchanges;
 mod failures;
 mod foreign;
 mod legacy;
@@ -67,6 +68,9 @@ cases! {
         blocks_arrive_at_any_alignment, blocks_arrive_at_any_length, ten_thousand_blocks_arrive,
         out_of_bounds_blocks_are_refused_before_any_copy, memory_outlives_its_block_copies,
         blocks_are_copied_to_peers_and_the_host;
+    exchanges:
+        exchange_gathers_bytes_at_any_alignment, exchange_reduces_all_types_as_the_host_does,
+        exchange_is_given_up_when_it_is_stopped, invalid_exchanges_are_refused;
     failures:
         streams_dropped_at_exit_are_not_waited_for;
     points:
