@@ -14,6 +14,9 @@ pub(crate) struct RawPiece {
     pub(crate) from: u64,
     pub(crate) to: u64,
     pub(crate) bytes: u64,
+    pub(crate) chunk: u64,
+    pub(crate) is_from_staged: u32,
+    pub(crate) is_to_staged: u32,
 }
 
 /// An exchange, as exchange.cu declares it.
@@ -27,7 +30,11 @@ pub(crate) struct RawExchange {
     pub(crate) op: u32,
     pub(crate) results_count: u32,
     pub(crate) has_second_phase: u32,
+    pub(crate) staged_sources: u32,
+    pub(crate) staged_results: u32,
+    pub(crate) chunks: u32,
     pub(crate) unused: u32,
+    pub(crate) stage_distance: u64,
     pub(crate) own_words: u64,
     pub(crate) words: [u64; MAX_RANKS],
     pub(crate) stop: u64,
@@ -36,11 +43,39 @@ pub(crate) struct RawExchange {
     pub(crate) sources: [u64; MAX_RANKS],
     pub(crate) results: [u64; MAX_RANKS],
     pub(crate) reduced_bytes: u64,
+    pub(crate) reduced_chunk: u64,
     pub(crate) copies: [RawPiece; MAX_RANKS],
 }
 
 /// The size that the kernel's parameter has.
-const _: () = assert!(size_of::<RawExchange>() == 1216);
+const _: () = assert!(size_of::<RawExchange>() == 1760);
+
+/// A part of an exchange.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RawChunk {
+    index: u64,
+    stage_offset: u64,
+}
+
+impl RawExchange {
+    pub(crate) fn chunk(&self, index: u32) -> RawChunk {
+        let is_odd = self.number.wrapping_add(index) & 1 == 1;
+        let stage_offset = if is_odd { self.stage_distance } else { 0 };
+        RawChunk { index: u64::from(index), stage_offset }
+    }
+}
+
+impl RawChunk {
+    /// Where the chunk is.
+    pub(crate) fn place(self, base: u64, is_staged: bool, chunk: u64) -> u64 {
+        base + if is_staged { self.stage_offset } else { chunk * self.index }
+    }
+
+    /// The bytes of the chunk, of so many in chunks of this length.
+    pub(crate) fn length(self, bytes: u64, chunk: u64) -> u64 {
+        bytes.saturating_sub(chunk * self.index).min(chunk)
+    }
+}
 
 /// The word of an exchange that the device of rank `writer` writes for another one: its offset in the
 /// words of that one.

@@ -26,7 +26,7 @@ use crate::stream_waits::StreamWaits;
 use crate::waiting;
 
 pub use copy_blocks::{Block, CopyMethod};
-pub use exchange::{Exchange, ExchangeCopy, ExchangeReduction};
+pub use exchange::{Exchange, ExchangeCopy, ExchangePlace, ExchangeReduction};
 pub use prepared_blocks::PreparedBlocks;
 use threads::lock;
 

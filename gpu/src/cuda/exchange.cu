@@ -14,10 +14,13 @@ typedef unsigned long long u64;
 // The most blocks of a launch.
 #define BLOCKS 256
 
+// Bytes to copy, by chunks. A place is a buffer of all bytes, or a stage: that has space for two chunks.
 struct Piece {
     const byte *from;
     byte *to;
     u64 bytes;
+    u64 chunk;
+    u32 is_from_staged, is_to_staged;
 };
 
 struct Exchange {
@@ -27,7 +30,13 @@ struct Exchange {
     u32 data_type, op;
     // How many results are stored, and whether they are copied by other devices afterwards.
     u32 results_count, has_second_phase;
+    // Bits of sources and of results that are stages.
+    u32 staged_sources, staged_results;
+    // Each has a number of its own, from that of the exchange on.
+    u32 chunks;
     u32 unused;
+    // From the space of even numbers in a stage to that of odd ones.
+    u64 stage_distance;
     // Words of this device, which the others write, and of each other device.
     u32 *own_words;
     u32 *words[RANKS];
@@ -40,7 +49,7 @@ struct Exchange {
     // Reduced when all have pushed, in this order.
     const byte *sources[RANKS];
     byte *results[RANKS];
-    u64 reduced_bytes;
+    u64 reduced_bytes, reduced_chunk;
     // Copied last, when all have pushed or stored their results.
     Piece copies[RANKS];
 };
@@ -54,20 +63,33 @@ __device__ __forceinline__ uint4 load(const uint4 *from) {
     return v;
 }
 
-// The part of this block: from begin to end. It begins at a multiple of 16 bytes.
-__device__ __forceinline__ void share(u64 bytes, u64 *begin, u64 *end) {
-    u64 units = (bytes + 15) / 16;
+// The part of this block of a chunk: from begin to end. The last chunk of a buffer is divided as the others
+// are: a block writes to a stage where it did two chunks before.
+__device__ __forceinline__ void share(u64 chunk, u64 length, u64 *begin, u64 *end) {
+    u64 units = (chunk + 15) / 16;
     u64 each = (units + gridDim.x - 1) / gridDim.x * 16;
-    *begin = min(each * blockIdx.x, bytes);
-    *end = min(*begin + each, bytes);
+    *begin = min(each * blockIdx.x, length);
+    *end = min(*begin + each, length);
+}
+
+// What is different for each chunk.
+struct Chunk {
+    u32 index;
+    u64 stage_offset;
+};
+
+template <typename P> __device__ __forceinline__ P *place(P *base, bool is_staged, u64 chunk, const Chunk &c) {
+    return base + (is_staged ? c.stage_offset : chunk * c.index);
 }
 
 // Copies the part of this block.
-__device__ void copy(const Piece &piece) {
+__device__ void copy(const Piece &piece, const Chunk &c) {
+    u64 before = piece.chunk * c.index;
+    if (before >= piece.bytes) return;
     u64 begin, end;
-    share(piece.bytes, &begin, &end);
-    const byte *from = piece.from;
-    byte *to = piece.to;
+    share(piece.chunk, min(piece.bytes - before, piece.chunk), &begin, &end);
+    const byte *from = place(piece.from, piece.is_from_staged, piece.chunk, c);
+    byte *to = place(piece.to, piece.is_to_staged, piece.chunk, c);
     u64 places = (u64)from | (u64)to;
     u64 at = begin;
     if (places % 16 == 0) {
@@ -104,20 +126,20 @@ __device__ void copy(const Piece &piece) {
 }
 
 // Waits until the same block of all other devices is here. Returns false if the exchange was given up.
-__device__ bool meet(const Exchange &e, u32 phase, int *given_up) {
+__device__ bool meet(const Exchange &e, u32 phase, u32 number, int *given_up) {
     __syncthreads();
     u32 other = threadIdx.x;
     if (other < e.ranks && other != e.rank) {
         u32 at = (phase * BLOCKS + blockIdx.x) * RANKS;
         __threadfence_system();
         asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(e.words[other] + at + e.rank),
-                     "r"(e.number)
+                     "r"(number)
                      : "memory");
         const u32 *word = e.own_words + at + other;
         for (u32 looks = 0;; looks++) {
             u32 found;
             asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(found) : "l"(word) : "memory");
-            if ((int)(found - e.number) >= 0) break;
+            if ((int)(found - number) >= 0) break;
             if (looks % 4096 == 4095 && *(const volatile u32 *)e.stop != 0) {
                 *given_up = 1;
                 break;
@@ -200,19 +222,28 @@ struct Bfloat {
     static __device__ Sum divide(Sum v, u32 n) { return __fdiv_rn(v, (float)n); }
 };
 
-template <typename E> __device__ __forceinline__ void reduce_element(const Exchange &e, u64 at) {
+// The sources and results of a chunk.
+struct Places {
+    const byte *sources[RANKS];
+    byte *results[RANKS];
+};
+
+template <typename E>
+__device__ __forceinline__ void reduce_element(const Exchange &e, const Places &p, u64 at) {
     typedef typename E::Stored Stored;
-    typename E::Sum sum = E::widen(*(const volatile Stored *)(e.sources[0] + at));
+    typename E::Sum sum = E::widen(*(const volatile Stored *)(p.sources[0] + at));
     for (u32 r = 1; r < e.ranks; r++) {
-        typename E::Sum next = E::widen(*(const volatile Stored *)(e.sources[r] + at));
+        typename E::Sum next = E::widen(*(const volatile Stored *)(p.sources[r] + at));
         combine<1>(e.op, &sum, &next);
     }
     if (e.op == MEAN) sum = E::divide(sum, e.ranks);
-    for (u32 r = 0; r < e.results_count; r++) *(Stored *)(e.results[r] + at) = E::narrow(sum);
+    for (u32 r = 0; r < e.results_count; r++) 
+        *(Stored *)(p.results[r] + at) = E::narrow(sum);
 }
 
 // Sixteen bytes of each source.
-template <typename E> __device__ __forceinline__ void reduce_unit(const Exchange &e, u64 at) {
+template <typename E>
+__device__ __forceinline__ void reduce_unit(const Exchange &e, const Places &p, u64 at) {
     typedef typename E::Stored Stored;
     const int count = 16 / sizeof(Stored);
     union {
@@ -220,12 +251,12 @@ template <typename E> __device__ __forceinline__ void reduce_unit(const Exchange
         Stored elements[count];
     } unit;
     typename E::Sum sums[count];
-    unit.vector = load((const uint4 *)(e.sources[0] + at));
+    unit.vector = load((const uint4 *)(p.sources[0] + at));
 #pragma unroll
     for (int i = 0; i < count; i++) sums[i] = E::widen(unit.elements[i]);
     for (u32 r = 1; r < e.ranks; r++) {
         typename E::Sum next[count];
-        unit.vector = load((const uint4 *)(e.sources[r] + at));
+        unit.vector = load((const uint4 *)(p.sources[r] + at));
 #pragma unroll
         for (int i = 0; i < count; i++) next[i] = E::widen(unit.elements[i]);
         combine<count>(e.op, sums, next);
@@ -236,53 +267,58 @@ template <typename E> __device__ __forceinline__ void reduce_unit(const Exchange
     }
 #pragma unroll
     for (int i = 0; i < count; i++) unit.elements[i] = E::narrow(sums[i]);
-    for (u32 r = 0; r < e.results_count; r++) *(uint4 *)(e.results[r] + at) = unit.vector;
+    for (u32 r = 0; r < e.results_count; r++) *(uint4 *)(p.results[r] + at) = unit.vector;
 }
 
-template <typename E> __device__ void reduce(const Exchange &e) {
+template <typename E> __device__ void reduce(const Exchange &e, const Places &p, const Chunk &c) {
+    u64 before = e.reduced_chunk * c.index;
+    if (before >= e.reduced_bytes) return;
     u64 begin, end, places = 0;
-    share(e.reduced_bytes, &begin, &end);
-    for (u32 r = 0; r < e.ranks; r++) places |= (u64)e.sources[r];
-    for (u32 r = 0; r < e.results_count; r++) places |= (u64)e.results[r];
+    share(e.reduced_chunk, min(e.reduced_bytes - before, e.reduced_chunk), &begin, &end);
+    for (u32 r = 0; r < e.ranks; r++) places |= (u64)p.sources[r];
+    for (u32 r = 0; r < e.results_count; r++) places |= (u64)p.results[r];
     u64 at = begin;
     if (places % 16 == 0) {
         u64 units = (end - begin) / 16;
-        for (u64 i = threadIdx.x; i < units; i += blockDim.x) reduce_unit<E>(e, begin + i * 16);
+        for (u64 i = threadIdx.x; i < units; i += blockDim.x) reduce_unit<E>(e, p, begin + i * 16);
         at = begin + units * 16;
     }
     const u64 size = sizeof(typename E::Stored);
-    for (at += threadIdx.x * size; at < end; at += blockDim.x * size) reduce_element<E>(e, at);
+    for (at += threadIdx.x * size; at < end; at += blockDim.x * size) reduce_element<E>(e, p, at);
 }
 
 extern "C" __global__ void __launch_bounds__(512) exchange(const __grid_constant__ Exchange e) {
     __shared__ int given_up;
+    __shared__ Places p;
     if (threadIdx.x == 0) given_up = 0;
-    for (u32 r = 0; r < e.ranks; r++)
-        if (e.pushes[r].bytes > 0) copy(e.pushes[r]);
-    if (!meet(e, 0, &given_up)) {
-        if (threadIdx.x == 0) *e.failed = e.number;
-        return;
-    }
-    if (e.reduced_bytes > 0) {
-        switch (e.data_type) {
-        case 1: reduce<Small<unsigned char>>(e); break;
-        case 2: reduce<Small<signed char>>(e); break;
-        case 3: reduce<Small<unsigned short>>(e); break;
-        case 4: reduce<Small<short>>(e); break;
-        case 5: reduce<Plain<u32>>(e); break;
-        case 6: reduce<Plain<int>>(e); break;
-        case 7: reduce<Plain<u64>>(e); break;
-        case 8: reduce<Plain<long long>>(e); break;
-        case 9: reduce<Half>(e); break;
-        case 10: reduce<Bfloat>(e); break;
-        case 11: reduce<Plain<float>>(e); break;
-        case 12: reduce<Plain<double>>(e); break;
+    Chunk c;
+    for (c.index = 0; c.index < e.chunks; c.index++) {
+        u32 number = e.number + c.index;
+        c.stage_offset = (number & 1) * e.stage_distance;
+        // No thread needs those of the chunk before. They are read after the wait for the others.
+        __syncthreads();
+        for (u32 r = threadIdx.x; r < RANKS; r += blockDim.x) {
+            p.sources[r] = place(e.sources[r], e.staged_sources >> r & 1, e.reduced_chunk, c);
+            p.results[r] = place(e.results[r], e.staged_results >> r & 1, e.reduced_chunk, c);
         }
+        for (u32 r = 0; r < e.ranks; r++) copy(e.pushes[r], c);
+        if (!meet(e, 0, number, &given_up)) break;
+        switch (e.reduced_bytes > 0 ? e.data_type : 0) {
+        case 1: reduce<Small<unsigned char>>(e, p, c); break;
+        case 2: reduce<Small<signed char>>(e, p, c); break;
+        case 3: reduce<Small<unsigned short>>(e, p, c); break;
+        case 4: reduce<Small<short>>(e, p, c); break;
+        case 5: reduce<Plain<u32>>(e, p, c); break;
+        case 6: reduce<Plain<int>>(e, p, c); break;
+        case 7: reduce<Plain<u64>>(e, p, c); break;
+        case 8: reduce<Plain<long long>>(e, p, c); break;
+        case 9: reduce<Half>(e, p, c); break;
+        case 10: reduce<Bfloat>(e, p, c); break;
+        case 11: reduce<Plain<float>>(e, p, c); break;
+        case 12: reduce<Plain<double>>(e, p, c); break;
+        }
+        if (e.has_second_phase && !meet(e, 1, number, &given_up)) break;
+        for (u32 r = 0; r < e.ranks; r++) copy(e.copies[r], c);
     }
-    if (e.has_second_phase && !meet(e, 1, &given_up)) {
-        if (threadIdx.x == 0) *e.failed = e.number;
-        return;
-    }
-    for (u32 r = 0; r < e.ranks; r++)
-        if (e.copies[r].bytes > 0) copy(e.copies[r]);
+    if (given_up && threadIdx.x == 0) *e.failed = e.number;
 }

@@ -14,7 +14,7 @@ use super::{Fault, State};
 use crate::checksum::checksum_from;
 use crate::driver::{self, CopyEntry, EventDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
-use crate::raw_exchange::{RawExchange, RawPiece, word_offset};
+use crate::raw_exchange::{MAX_RANKS, RawChunk, RawExchange, RawPiece, word_offset};
 use reduction::{DataType, ReduceOp};
 
 fn failed(operation: &'static str) -> Error {
@@ -265,24 +265,27 @@ fn perform(work_queue: &WorkQueue, operation: Operation, has_failed: bool) -> bo
 /// All ranges stay valid until it is done.
 unsafe fn run_exchange(work_queue: &WorkQueue, exchange: &RawExchange) -> bool {
     let ranks = exchange.ranks as usize;
-    let copy_all = |pieces: &[RawPiece]| {
-        for RawPiece { from, to, bytes } in pieces {
+    let copy_all = |pieces: &[RawPiece], chunk: RawChunk| {
+        for piece in pieces {
+            let from = chunk.place(piece.from, piece.is_from_staged != 0, piece.chunk);
+            let to = chunk.place(piece.to, piece.is_to_staged != 0, piece.chunk);
+            let length = chunk.length(piece.bytes, piece.chunk);
             // SAFETY: the caller's promise.
-            unsafe { ptr::copy(*from as *const u8, *to as *mut u8, *bytes as usize) };
+            unsafe { ptr::copy(from as *const u8, to as *mut u8, length as usize) };
         }
     };
     // SAFETY: four aligned bytes each, by the caller's promise.
     let word = |at: u64| unsafe { &*(at as *const AtomicU32) };
     let mut has_ended = false;
-    let mut meet = |phase: u32| {
+    let mut meet = |phase: u32, number: u32| {
         let others = || (0..exchange.ranks).filter(|rank| *rank != exchange.rank);
         for other in others() {
             let at = exchange.words[other as usize] + word_offset(phase, 0, exchange.rank);
-            word(at).store(exchange.number, Ordering::Release);
+            word(at).store(number, Ordering::Release);
         }
         let is_here = |rank: u32| {
             let at = exchange.own_words + word_offset(phase, 0, rank);
-            word(at).load(Ordering::Acquire).wrapping_sub(exchange.number) as i32 >= 0
+            word(at).load(Ordering::Acquire).wrapping_sub(number) as i32 >= 0
         };
         let is_stopped = || word(exchange.stop).load(Ordering::Acquire) != 0;
         has_ended |= !wait(work_queue, || others().all(is_here) || is_stopped());
@@ -292,28 +295,41 @@ unsafe fn run_exchange(work_queue: &WorkQueue, exchange: &RawExchange) -> bool {
         }
         all_here
     };
-    copy_all(&exchange.pushes[..]);
-    if meet(0) {
-        let types = (
-            DataType::from_number(exchange.data_type as u8),
-            ReduceOp::from_number(exchange.op as u8),
-        );
+    let types =
+        (DataType::from_number(exchange.data_type as u8), ReduceOp::from_number(exchange.op as u8));
+    for index in 0..exchange.chunks {
+        let number = exchange.number.wrapping_add(index);
+        let chunk = exchange.chunk(index);
+        copy_all(&exchange.pushes[..], chunk);
+        if !meet(0, number) {
+            break;
+        }
         if let (Some(data_type), Some(op)) = types {
-            let count = exchange.reduced_bytes as usize / data_type.size();
-            let sources = exchange.sources.map(|at| at as *const u8);
-            let mut result = vec![0_u8; exchange.reduced_bytes as usize];
+            let length = chunk.length(exchange.reduced_bytes, exchange.reduced_chunk);
+            let place = |base, staged: u32, rank: usize| {
+                chunk.place(base, staged >> rank & 1 != 0, exchange.reduced_chunk)
+            };
+            let mut sources = [ptr::null(); MAX_RANKS];
+            for (rank, source) in sources.iter_mut().enumerate() {
+                let at = place(exchange.sources[rank], exchange.staged_sources, rank);
+                *source = at as *const u8;
+            }
+            let mut result = vec![0_u8; length as usize];
+            let count = result.len() / data_type.size();
             // SAFETY: the caller's promise; the result has as many bytes.
             unsafe {
-                reduction::reduce(op, data_type, result.as_mut_ptr(), &sources[..ranks], count)
-            };
-            for to in &exchange.results[..exchange.results_count as usize] {
+                reduction::reduce(op, data_type, result.as_mut_ptr(), &sources[..ranks], count);
+            }
+            for rank in 0..exchange.results_count as usize {
+                let to = place(exchange.results[rank], exchange.staged_results, rank);
                 // SAFETY: as above.
-                unsafe { ptr::copy(result.as_ptr(), *to as *mut u8, result.len()) };
+                unsafe { ptr::copy(result.as_ptr(), to as *mut u8, result.len()) };
             }
         }
-        if exchange.has_second_phase == 0 || meet(1) {
-            copy_all(&exchange.copies[..]);
+        if exchange.has_second_phase != 0 && !meet(1, number) {
+            break;
         }
+        copy_all(&exchange.copies[..], chunk);
     }
     !has_ended
 }

@@ -9,13 +9,45 @@ use crate::error::{ErrorKind, Result};
 use crate::memory::Slice;
 use crate::raw_exchange::{MAX_BLOCKS, MAX_RANKS, RawExchange, RawPiece, WORD_BYTES};
 
-/// A copy of an exchange, of equal lengths.
+/// A place of an exchange.
+#[derive(Debug, Clone, Copy)]
+pub enum ExchangePlace<'a> {
+    /// All bytes.
+    Buffer(&'a Slice),
+    /// A stage, which has space for a chunk of an exchange with an even number: another one, for odd
+    /// numbers, is [`stage_distance`](Exchange::stage_distance) bytes behind, in the same memory.
+    Stage(&'a Slice),
+}
+
+impl<'a> ExchangePlace<'a> {
+    fn slice(self) -> &'a Slice {
+        match self {
+            Self::Buffer(slice) | Self::Stage(slice) => slice,
+        }
+    }
+}
+
+/// A copy of an exchange.
 #[derive(Debug, Clone, Copy)]
 pub struct ExchangeCopy<'a> {
     /// Where the bytes go.
-    pub to: &'a Slice,
+    pub to: ExchangePlace<'a>,
     /// Where they are.
-    pub from: &'a Slice,
+    pub from: ExchangePlace<'a>,
+    /// How many there are.
+    pub bytes: u64,
+    /// How many are copied with each number of the exchange: equal on the device that reads them.
+    pub chunk: u64,
+}
+
+impl<'a> ExchangeCopy<'a> {
+    /// A copy from buffer to buffer, at once.
+    #[must_use]
+    pub fn whole(to: &'a Slice, from: &'a Slice) -> Self {
+        let bytes = from.length();
+        let (to, from) = (ExchangePlace::Buffer(to), ExchangePlace::Buffer(from));
+        Self { to, from, bytes, chunk: bytes }
+    }
 }
 
 /// A reduction of an exchange.
@@ -25,23 +57,32 @@ pub struct ExchangeReduction<'a> {
     pub data_type: DataType,
     /// How they are reduced.
     pub op: ReduceOp,
-    /// The elements of each device, in the order in which they are reduced, all of one length.
-    pub sources: &'a [Slice],
-    /// Where the result goes: to one or more places of the same length.
-    pub results: &'a [Slice],
+    /// The elements of each device, in the order in which they are reduced.
+    pub sources: &'a [ExchangePlace<'a>],
+    /// Where the result goes: to one or more places.
+    pub results: &'a [ExchangePlace<'a>],
+    /// The bytes of the elements of a device.
+    pub bytes: u64,
+    /// How many are reduced with each number of the exchange.
+    pub chunk: u64,
 }
 
 /// An exchange, as one of its devices takes part.
 ///
 /// First the device makes its `pushes`, usually to memory of the others. When all devices have, it
 /// carries out the reduction. If results go to other devices (`is_gathered`), it waits for all once more.
-/// Last come its `copies`.
+/// Last come its `copies`. With several chunks it does so for each.
 #[derive(Debug, Clone, Copy)]
 pub struct Exchange<'a> {
     /// The number of this device among those of the exchange.
     pub rank: u32,
-    /// The number of the exchange: one more than that of the one before, on all devices; wraps.
+    /// The number of the first chunk: that of the last chunk before, plus one, on all devices. The first
+    /// one is 1; numbers wrap.
     pub number: u32,
+    /// The number of chunks, equal on all devices.
+    pub chunks: u32,
+    /// Bytes from the space of even chunks of a stage to that of odd ones.
+    pub stage_distance: u64,
     /// Memory of each device, [`Exchange::WORD_BYTES`] that were zeroed before the first exchange, and
     /// that only exchanges use.
     pub words: &'a [Slice],
@@ -87,11 +128,13 @@ impl Stream {
     /// stream.exchange(&Exchange {
     ///     rank: 0,
     ///     number: 1,
+    ///     chunks: 1,
+    ///     stage_distance: 0,
     ///     // The only device. Others give theirs by shared memory.
     ///     words: &[words.slice(0, Exchange::WORD_BYTES)?],
     ///     stop: &words.slice(Exchange::WORD_BYTES, 4)?,
     ///     failed: &words.slice(Exchange::WORD_BYTES + 4, 4)?,
-    ///     pushes: &[ExchangeCopy { to: &to.whole(), from: &from.whole() }],
+    ///     pushes: &[ExchangeCopy::whole(&to.whole(), &from.whole())],
     ///     reduction: None,
     ///     is_gathered: false,
     ///     copies: &[],
@@ -109,9 +152,12 @@ impl Stream {
     pub fn exchange(&self, exchange: &Exchange<'_>) -> Result<()> {
         let raw = self.raw_exchange(exchange)?;
         let copies = exchange.pushes.iter().chain(exchange.copies);
-        let mut touched: Vec<&Slice> = copies.flat_map(|copy| [copy.to, copy.from]).collect();
+        let mut touched: Vec<&Slice> =
+            copies.flat_map(|copy| [copy.to.slice(), copy.from.slice()]).collect();
         if let Some(reduction) = &exchange.reduction {
-            touched.extend(reduction.sources.iter().chain(reduction.results));
+            touched.extend(
+                reduction.sources.iter().chain(reduction.results).map(|place| place.slice()),
+            );
         }
         touched.extend(exchange.words.iter().chain([exchange.stop, exchange.failed]));
         self.begin(OPERATION, &touched, None, |driver| {
@@ -139,12 +185,9 @@ impl Stream {
         self.check_word(OPERATION, exchange.stop)?;
         self.check_word(OPERATION, exchange.failed)?;
         self.check_writable(OPERATION, exchange.failed)?;
-        let address = |slices: &[Slice]| {
-            let mut addresses = [0; MAX_RANKS];
-            addresses.iter_mut().zip(slices).for_each(|(to, slice)| *to = slice.address());
-            addresses
-        };
-        let words = address(exchange.words);
+        let mut words = [0; MAX_RANKS];
+        words.iter_mut().zip(exchange.words).for_each(|(to, slice)| *to = slice.address());
+        let distance = exchange.stage_distance;
         let mut raw = RawExchange {
             ranks: ranks as u32,
             rank: exchange.rank,
@@ -153,66 +196,105 @@ impl Stream {
             op: 0,
             results_count: 0,
             has_second_phase: u32::from(exchange.is_gathered),
+            staged_sources: 0,
+            staged_results: 0,
+            chunks: exchange.chunks,
             unused: 0,
+            stage_distance: distance,
             own_words: words[exchange.rank as usize],
             words,
             stop: exchange.stop.address(),
             failed: exchange.failed.address(),
-            pushes: self.raw_pieces(exchange.pushes)?,
+            pushes: self.raw_pieces(exchange.pushes, exchange)?,
             sources: [0; MAX_RANKS],
             results: [0; MAX_RANKS],
             reduced_bytes: 0,
-            copies: self.raw_pieces(exchange.copies)?,
+            reduced_chunk: 0,
+            copies: self.raw_pieces(exchange.copies, exchange)?,
         };
         if let Some(reduction) = &exchange.reduction {
-            let lengths = || reduction.sources.iter().chain(reduction.results).map(Slice::length);
-            let Some(length) = lengths().next() else {
-                return invalid("a reduction without sources");
-            };
+            let ExchangeReduction { bytes, chunk, .. } = *reduction;
             let size = reduction.data_type.size() as u64;
             let is_valid = reduction.sources.len() == ranks
                 && (1..=MAX_RANKS).contains(&reduction.results.len())
-                && lengths().all(|it| it == length)
-                && length.is_multiple_of(size);
+                && bytes.is_multiple_of(size)
+                && chunk.is_multiple_of(size)
+                && chunk.checked_mul(exchange.chunks.into()).is_some_and(|all| all >= bytes);
             if !is_valid {
                 return invalid(
-                    "a reduction needs a source of each device, a result, and equal lengths",
+                    "a reduction needs a source of each device, a result, and elements",
                 );
             }
-            for slice in reduction.sources {
-                self.check_reach(OPERATION, slice)?;
+            for (number, place) in reduction.sources.iter().enumerate() {
+                let (address, is_staged) = self.place(place, bytes, chunk, distance, false)?;
+                raw.sources[number] = address;
+                raw.staged_sources |= u32::from(is_staged) << number;
             }
-            for slice in reduction.results {
-                self.check_writable(OPERATION, slice)?;
+            for (number, place) in reduction.results.iter().enumerate() {
+                let (address, is_staged) = self.place(place, bytes, chunk, distance, true)?;
+                raw.results[number] = address;
+                raw.staged_results |= u32::from(is_staged) << number;
             }
-            let mut all = reduction.sources.iter().chain(reduction.results);
-            if !all.all(|slice| slice.address().is_multiple_of(size)) {
+            let mut all = raw.sources.iter().chain(&raw.results);
+            if !all.all(|address| address.is_multiple_of(size)) {
                 return invalid("elements are not aligned to their size");
             }
             raw.data_type = reduction.data_type as u32;
             raw.op = reduction.op as u32;
             raw.results_count = reduction.results.len() as u32;
-            raw.sources = address(reduction.sources);
-            raw.results = address(reduction.results);
-            raw.reduced_bytes = length;
+            (raw.reduced_bytes, raw.reduced_chunk) = (bytes, chunk);
         }
         Ok(raw)
     }
 
-    fn raw_pieces(&self, copies: &[ExchangeCopy<'_>]) -> Result<[RawPiece; MAX_RANKS]> {
+    /// The address of a place that has space for so many bytes, and whether it is a stage.
+    fn place(
+        &self,
+        place: &ExchangePlace<'_>,
+        bytes: u64,
+        chunk: u64,
+        distance: u64,
+        is_written: bool,
+    ) -> Result<(u64, bool)> {
+        let (slice, is_staged) = (place.slice(), matches!(place, ExchangePlace::Stage(_)));
+        if is_written {
+            self.check_writable(OPERATION, slice)?;
+        } else {
+            self.check_reach(OPERATION, slice)?;
+        }
+        let needed = if is_staged { chunk.min(bytes) } else { bytes };
+        if slice.length() < needed {
+            let detail = format!("{needed} bytes, in {} bytes", slice.length());
+            return Err(self.refuse(OPERATION, ErrorKind::InvalidArgument, detail));
+        }
+        if is_staged {
+            slice.memory().slice(slice.offset().saturating_add(distance), needed)?;
+        }
+        Ok((slice.address(), is_staged))
+    }
+
+    fn raw_pieces(
+        &self,
+        copies: &[ExchangeCopy<'_>],
+        exchange: &Exchange<'_>,
+    ) -> Result<[RawPiece; MAX_RANKS]> {
         let mut pieces = [RawPiece::default(); MAX_RANKS];
         if copies.len() > MAX_RANKS {
             let detail = format!("{} copies, at most {MAX_RANKS}", copies.len());
             return Err(self.refuse(OPERATION, ErrorKind::InvalidArgument, detail));
         }
-        for (piece, ExchangeCopy { to, from }) in pieces.iter_mut().zip(copies) {
-            if to.length() != from.length() {
-                let detail = format!("{} bytes to {} bytes", from.length(), to.length());
+        let distance = exchange.stage_distance;
+        for (piece, copy) in pieces.iter_mut().zip(copies) {
+            let ExchangeCopy { bytes, chunk, .. } = *copy;
+            if chunk.checked_mul(exchange.chunks.into()).is_none_or(|all| all < bytes) {
+                let chunks = exchange.chunks;
+                let detail = format!("{bytes} bytes, in {chunks} chunks of {chunk} bytes");
                 return Err(self.refuse(OPERATION, ErrorKind::InvalidArgument, detail));
             }
-            self.check_writable(OPERATION, to)?;
-            self.check_reach(OPERATION, from)?;
-            *piece = RawPiece { from: from.address(), to: to.address(), bytes: to.length() };
+            let (to, is_to_staged) = self.place(&copy.to, bytes, chunk, distance, true)?;
+            let (from, is_from_staged) = self.place(&copy.from, bytes, chunk, distance, false)?;
+            let [is_from_staged, is_to_staged] = [is_from_staged, is_to_staged].map(u32::from);
+            *piece = RawPiece { from, to, bytes, chunk, is_from_staged, is_to_staged };
         }
         Ok(pieces)
     }

@@ -1,6 +1,6 @@
 //! Exchanges. The ranks are streams of one device here.
 
-use gpu::{Exchange, ExchangeCopy, ExchangeReduction, Memory, Slice, Stream};
+use gpu::{Exchange, ExchangeCopy, ExchangePlace, ExchangeReduction, Memory, Slice, Stream};
 use reduction::{DataType, ReduceOp};
 
 use super::Skip;
@@ -35,6 +35,8 @@ impl Ranks {
         Exchange {
             rank: rank as u32,
             number: self.number,
+            chunks: 1,
+            stage_distance: 0,
             words: &self.words,
             stop: &words[0],
             failed: &words[1],
@@ -84,14 +86,14 @@ pub fn exchange_gathers_bytes_at_any_alignment(fixture: &Fixture) -> Result<(), 
                 })
                 .collect();
             let pushes: Vec<_> =
-                stages_of_others.iter().map(|to| ExchangeCopy { to, from: &from }).collect();
+                stages_of_others.iter().map(|to| ExchangeCopy::whole(to, &from)).collect();
             let others: Vec<_> = (0..RANKS).filter(|other| *other != rank).collect();
             let copied: Vec<_> = others
                 .iter()
                 .map(|other| (block(&outputs[rank], *other), block(&stages[rank], *other)))
                 .collect();
             let copies: Vec<_> =
-                copied.iter().map(|(to, from)| ExchangeCopy { to, from }).collect();
+                copied.iter().map(|(to, from)| ExchangeCopy::whole(to, from)).collect();
             let words = ranks.state_words(rank);
             let base = ranks.base(rank, &words);
             let exchange = Exchange { pushes: &pushes, copies: &copies, ..base };
@@ -150,11 +152,15 @@ pub fn exchange_reduces_all_types_as_the_host_does(fixture: &Fixture) -> Result<
                     let cut = |slice: &Slice| slice.slice(begin as u64, length as u64).unwrap();
                     let own_sources = sources.each_ref().map(cut);
                     let results = outputs.each_ref().map(|output| cut(&part(output)));
+                    let own_sources = own_sources.each_ref().map(ExchangePlace::Buffer);
+                    let results = results.each_ref().map(ExchangePlace::Buffer);
                     let reduction = (length > 0).then_some(ExchangeReduction {
                         data_type,
                         op,
                         sources: &own_sources,
                         results: &results,
+                        bytes: length as u64,
+                        chunk: length as u64,
                     });
                     let words = ranks.state_words(rank);
                     let base = ranks.base(rank, &words);
@@ -183,6 +189,60 @@ pub fn exchange_reduces_all_types_as_the_host_does(fixture: &Fixture) -> Result<
     Ok(())
 }
 
+/// All bytes go through stages, in chunks whose last one is shorter.
+pub fn exchange_passes_chunks_through_stages(fixture: &Fixture) -> Result<(), Skip> {
+    const CHUNK: u64 = 10_000;
+    let mut ranks = Ranks::new(fixture);
+    ranks.number = 1;
+    let stage = || fixture.first.allocate(2 * CHUNK * RANKS as u64).unwrap();
+    let stages = [(); RANKS].map(|()| stage());
+    for (round, length) in [35_000, 9_999, 60_001].into_iter().enumerate() {
+        let memory = |blocks: u64| fixture.first.allocate(length * blocks).unwrap();
+        let inputs = [(); RANKS].map(|()| memory(1));
+        let outputs = [(); RANKS].map(|()| memory(RANKS as u64));
+        let chunks = length.div_ceil(CHUNK) as u32;
+        for (rank, input) in inputs.iter().enumerate() {
+            fixture.fill(&input.whole(), (round * RANKS + rank) as u64);
+        }
+        let slot =
+            |stage: usize, rank: usize| stages[stage].slice(rank as u64 * CHUNK, CHUNK).unwrap();
+        let block = |output: usize, rank: usize| {
+            outputs[output].slice(rank as u64 * length, length).unwrap()
+        };
+        for (rank, input) in inputs.iter().enumerate() {
+            let from = input.whole();
+            let others: Vec<_> = (0..RANKS).filter(|other| *other != rank).collect();
+            let places: Vec<_> = others
+                .iter()
+                .map(|other| (slot(*other, rank), slot(rank, *other), block(rank, *other)))
+                .collect();
+            let copy = |to, from| ExchangeCopy { to, from, bytes: length, chunk: CHUNK };
+            let mut pushes = Vec::new();
+            let mut copies = Vec::new();
+            for (there, here, to) in &places {
+                pushes.push(copy(ExchangePlace::Stage(there), ExchangePlace::Buffer(&from)));
+                copies.push(copy(ExchangePlace::Buffer(to), ExchangePlace::Stage(here)));
+            }
+            let own = block(rank, rank);
+            pushes.push(copy(ExchangePlace::Buffer(&own), ExchangePlace::Buffer(&from)));
+            let words = ranks.state_words(rank);
+            let base = ranks.base(rank, &words);
+            let stage_distance = CHUNK * RANKS as u64;
+            let exchange =
+                Exchange { chunks, stage_distance, pushes: &pushes, copies: &copies, ..base };
+            ranks.streams[rank].exchange(&exchange).unwrap();
+        }
+        ranks.number = ranks.number.wrapping_add(chunks);
+        ranks.synchronize();
+        for output in 0..RANKS {
+            for rank in 0..RANKS {
+                fixture.check(&block(output, rank), (round * RANKS + rank) as u64);
+            }
+        }
+    }
+    Ok(())
+}
+
 pub fn exchange_is_given_up_when_it_is_stopped(fixture: &Fixture) -> Result<(), Skip> {
     let mut ranks = Ranks::new(fixture);
     ranks.number = 5;
@@ -204,13 +264,18 @@ pub fn invalid_exchanges_are_refused(fixture: &Fixture) -> Result<(), Skip> {
     let memory = fixture.first.allocate(64).unwrap();
     let (short, long) = (memory.slice(0, 8).unwrap(), memory.slice(16, 16).unwrap());
     let base = ranks.base(0, &words);
-    let copy = ExchangeCopy { to: &short, from: &long };
-    let sources = [short.clone(), short.clone(), long.clone()];
+    let copy = ExchangeCopy::whole(&short, &long);
+    let slices = [short.clone(), short.clone(), long.clone()];
+    let sources = slices.each_ref().map(ExchangePlace::Buffer);
+    let (to, from) = (ExchangePlace::Stage(&short), ExchangePlace::Buffer(&long));
+    let staged = ExchangeCopy { to, from, bytes: 16, chunk: 8 };
     let reduction = ExchangeReduction {
         data_type: DataType::F32,
         op: ReduceOp::Sum,
         sources: &sources,
         results: &sources[..1],
+        bytes: 16,
+        chunk: 16,
     };
     for exchange in [
         Exchange { rank: 3, ..base },
@@ -221,7 +286,9 @@ pub fn invalid_exchanges_are_refused(fixture: &Fixture) -> Result<(), Skip> {
         Exchange { reduction: Some(reduction), ..base },
         Exchange { stop: &long, ..base },
         Exchange { words: &ranks.words[..0], ..base },
-        Exchange { words: &sources, ..base },
+        Exchange { words: &slices, ..base },
+        // One chunk of eight bytes of sixteen.
+        Exchange { pushes: &[staged], ..base },
     ] {
         let error = ranks.streams[0].exchange(&exchange).unwrap_err();
         assert_eq!(error.kind(), gpu::ErrorKind::InvalidArgument, "{error}");

@@ -70,6 +70,7 @@ cases! {
         blocks_are_copied_to_peers_and_the_host;
     exchanges:
         exchange_gathers_bytes_at_any_alignment, exchange_reduces_all_types_as_the_host_does,
+        exchange_passes_chunks_through_stages,
         exchange_is_given_up_when_it_is_stopped, invalid_exchanges_are_refused;
     failures:
         streams_dropped_at_exit_are_not_waited_for;
