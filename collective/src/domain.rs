@@ -19,6 +19,7 @@ use crate::operation::{OpKey, Operation, SizeClass};
 use crate::param_table::ParamTable;
 use crate::parameters::{Algorithm, Parameters};
 use crate::peer_memory;
+use crate::rendezvous::Offer;
 use crate::statistics::ExecStat;
 use reduction::ReduceOp;
 
@@ -91,8 +92,9 @@ impl CommDomain {
         };
         let words = |ranks| HostSteps::required_words(ranks, slot_bytes(ranks));
         let constants = [CHUNK_BYTES as u64, ONE_STEP_BYTES, LEARNT_BYTES, OpKey::COUNT.into()];
-        let joined = options.join("domain", key, rank, digest(constants), words)?;
-        let MachineRanks { members, first_table, first_extra, deadline } = joined;
+        let joined =
+            options.join("domain", key, rank, digest(constants), words, Offer::default())?;
+        let MachineRanks { members, first_table, first_extra, deadline, .. } = joined;
         let ranks = members.count();
         let slot_bytes = slot_bytes(ranks);
         let strategy = options.strategy();

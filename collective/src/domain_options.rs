@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::members::{MAX_RANKS, Members};
 use crate::param_table::LearningOptions;
 use crate::parameters::Parameters;
-use crate::rendezvous::Rendezvous;
+use crate::rendezvous::{Offer, Rendezvous};
 
 pub(crate) const JOIN: &str = "join communication domain";
 const LAYOUT: Layout = Layout::new("fabricast domain", 1);
@@ -99,6 +99,10 @@ impl DomainOptions {
         self
     }
 
+    pub(crate) fn join_timeout(&self) -> Duration {
+        self.timeout
+    }
+
     pub(crate) fn strategy(&self) -> WaitStrategy {
         self.wait_strategy
     }
@@ -124,6 +128,7 @@ impl DomainOptions {
         rank: u32,
         build: u64,
         words: impl Fn(u32) -> usize,
+        offer: Offer,
     ) -> Result<MachineRanks> {
         let invalid = |detail: String| Error::new(JOIN, ErrorKind::InvalidArgument, detail);
         let ranks = u32::try_from(key.ranks.len()).unwrap_or(u32::MAX);
@@ -159,11 +164,13 @@ impl DomainOptions {
             ),
             layout: LAYOUT,
             length: (first_extra + words(ranks)) * size_of::<u64>(),
+            offer,
         };
         let deadline = ipc::deadline(self.timeout);
         let joined = rendezvous.join(self.timeout)?;
-        let members = Arc::new(Members::new(joined, rank, key.digest())?);
-        Ok(MachineRanks { members, first_table, first_extra, deadline })
+        let (members, offers) = Members::new(joined, rank, key.digest())?;
+        let members = Arc::new(members);
+        Ok(MachineRanks { members, first_table, first_extra, deadline, offers })
     }
 }
 
@@ -176,6 +183,8 @@ pub(crate) struct MachineRanks {
     /// The word at which the rest begins.
     pub(crate) first_extra: usize,
     pub(crate) deadline: Instant,
+    /// What each rank gives.
+    pub(crate) offers: Vec<Offer>,
 }
 
 pub(crate) fn segment_too_small() -> Error {

@@ -3,12 +3,15 @@
 //! Modules, each importing only those before it: `error`, `element`, `operation`,
 //! `domain_key`, `call`, `parameters`, `statistics`, `controller`, `saved_parameters`,
 //! `rendezvous`, `members`, `param_table`, `domain_options`, `param_store`, `peer_memory`, `host_steps`,
-//! `host_operations`, `host_call`, `domain`.
+//! `host_operations`, `host_call`, `domain`, `peer_watch`, `device_domain`.
 
 mod call;
 mod controller;
 #[cfg(test)]
 mod controller_tests;
+mod device_domain;
+#[cfg(test)]
+mod device_domain_tests;
 mod domain;
 mod domain_key;
 mod domain_options;
@@ -29,12 +32,14 @@ mod param_store_tests;
 mod param_table;
 mod parameters;
 mod peer_memory;
+mod peer_watch;
 mod rendezvous;
 mod saved_parameters;
 mod statistics;
 
 pub use call::Call;
 pub use controller::{Change, Choices, Controller};
+pub use device_domain::DeviceDomain;
 pub use domain::CommDomain;
 pub use domain_key::CommDomainKey;
 pub use domain_options::DomainOptions;

@@ -15,7 +15,7 @@ use ipc::{
 
 use crate::call::Call;
 use crate::error::{Error, ErrorKind, Result};
-use crate::rendezvous::JoinedRanks;
+use crate::rendezvous::{JoinedRanks, Offer};
 
 const LINE: usize = 8;
 const KEY: usize = 0;
@@ -106,8 +106,8 @@ impl Members {
     }
 
     /// The view of a rank that has joined.
-    pub(crate) fn new(joined: JoinedRanks, rank: u32, key: u64) -> Result<Self> {
-        let JoinedRanks { segment, pidfds, process_ids } = joined;
+    pub(crate) fn new(joined: JoinedRanks, rank: u32, key: u64) -> Result<(Self, Vec<Offer>)> {
+        let JoinedRanks { segment, pidfds, process_ids, offers } = joined;
         let words = segment.words();
         let ranks = pidfds.len();
         // The first rank writes them, and the others find the same.
@@ -120,7 +120,7 @@ impl Members {
             }
         }
         let fork_generation = ForkGeneration::current();
-        Ok(Self { segment, words, pidfds, process_ids, rank, fork_generation })
+        Ok((Self { segment, words, pidfds, process_ids, rank, fork_generation }, offers))
     }
 
     pub(crate) fn rank(&self) -> u32 {
@@ -206,6 +206,11 @@ impl Members {
     /// Wakes the ranks that wait for this one.
     pub(crate) fn ring(&self) {
         self.doorbell(self.rank).ring();
+    }
+
+    /// The processes of all ranks.
+    pub(crate) fn pidfds(&self) -> &[PidFd] {
+        &self.pidfds
     }
 
     /// Returns whether the process of a rank has ended.

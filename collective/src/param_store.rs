@@ -15,6 +15,7 @@ use crate::members::{Failure, Members};
 use crate::operation::OpKey;
 use crate::param_table::ParamTable;
 use crate::parameters::Parameters;
+use crate::rendezvous::Offer;
 use crate::statistics::ExecStat;
 
 /// An operation that a rank has entered.
@@ -86,7 +87,7 @@ impl ShmParamStore {
         choices: impl Fn(OpKey) -> Choices + Send + 'static,
     ) -> Result<Self> {
         let build = digest([u64::from(OpKey::COUNT)]);
-        let joined = options.join("store", key, rank, build, |_| 0)?;
+        let joined = options.join("store", key, rank, build, |_| 0, Offer::default())?;
         let MachineRanks { members, first_table, .. } = joined;
         let learning = options.learning_options();
         let table = ParamTable::new(Arc::clone(&members), first_table, learning, choices, true);

@@ -7,11 +7,12 @@
 //! without a listener is replaced. A rank whose listener died before it had the segment begins anew.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ipc::{Channel, ChannelError, ChannelListener, Layout, Message, PidFd, Segment};
+use ipc::{Channel, ChannelError, ChannelListener, Layout, PidFd, Segment};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -20,9 +21,7 @@ const OPERATION: &str = "join communication domain";
 const HELLO: u8 = 0xc1;
 const WELCOME: u8 = 0xc2;
 const REFUSED: u8 = 0xc3;
-const PIDFDS: u8 = 0xc4;
-/// Descriptors of processes in a message.
-const PIDFDS_PER_MESSAGE: usize = 32;
+const RANK: u8 = 0xc4;
 /// Pause before a rank looks again for a listener that is about to begin or end.
 const RETRY: Duration = Duration::from_millis(2);
 /// Time between two looks whether a rank that waits has gone.
@@ -31,7 +30,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What a rank must have in common with the others, and what it needs.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Rendezvous {
     /// The path of the socket: the same for all ranks of the rendezvous, and of no other one.
     pub(crate) socket: PathBuf,
@@ -42,6 +41,15 @@ pub(crate) struct Rendezvous {
     pub(crate) layout: Layout,
     /// Bytes of the segment.
     pub(crate) length: usize,
+    /// What this rank gives to all others.
+    pub(crate) offer: Offer,
+}
+
+/// What a rank gives to all others: bytes, and at most 32 descriptors.
+#[derive(Debug, Default)]
+pub(crate) struct Offer {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) descriptors: Vec<OwnedFd>,
 }
 
 /// What a rank has after the rendezvous.
@@ -52,12 +60,15 @@ pub(crate) struct JoinedRanks {
     pub(crate) pidfds: Vec<PidFd>,
     /// The ids of the processes, as the rank that listened sees them; 0 if it does not.
     pub(crate) process_ids: Vec<u32>,
+    /// What each rank gives.
+    pub(crate) offers: Vec<Offer>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Hello {
     rank: u32,
     setup: String,
+    offer: Vec<u8>,
 }
 
 /// A rank that waits for the others.
@@ -65,6 +76,7 @@ struct PendingRank {
     channel: Channel,
     pidfd: PidFd,
     process_id: u32,
+    offer: Offer,
 }
 
 fn failed(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
@@ -77,6 +89,19 @@ fn missing(ranks: impl IntoIterator<Item = u32>) -> Error {
     let more = if ranks.len() > 8 { ", …" } else { "" };
     let detail = format!("rank {}{more} did not come", texts.join(", "));
     Error::new(OPERATION, ErrorKind::DeadlineExceeded, detail).of_ranks(ranks)
+}
+
+impl Offer {
+    /// The descriptors of a message: that of the process, then these.
+    fn with<'a>(&'a self, process: &'a PidFd) -> Vec<BorrowedFd<'a>> {
+        std::iter::once(process.as_fd()).chain(self.descriptors.iter().map(AsFd::as_fd)).collect()
+    }
+
+    fn try_clone(&self) -> io::Result<Self> {
+        let descriptors =
+            self.descriptors.iter().map(OwnedFd::try_clone).collect::<io::Result<_>>();
+        Ok(Self { bytes: self.bytes.clone(), descriptors: descriptors? })
+    }
 }
 
 impl Rendezvous {
@@ -107,9 +132,10 @@ impl Rendezvous {
         let left = || deadline.saturating_duration_since(Instant::now());
         let Ok(channel) = Channel::connect(&self.socket, left()) else { return Ok(None) };
         let own = PidFd::of_this_process().map_err(failed)?;
-        let hello = Hello { rank: self.rank, setup: self.setup.clone() };
+        let offer = self.offer.bytes.clone();
+        let hello = Hello { rank: self.rank, setup: self.setup.clone(), offer };
         let bytes = control::codec::encode(HELLO, &hello);
-        if channel.send(&bytes, &[own.as_fd()], left()).is_err() {
+        if channel.send(&bytes, &self.offer.with(&own), left()).is_err() {
             return Ok(None);
         }
         let message = match channel.receive(left()) {
@@ -130,23 +156,21 @@ impl Rendezvous {
         let file = message.descriptors.into_iter().next().ok_or_else(|| malformed("no segment"))?;
         let segment = Segment::open(file, self.layout)
             .map_err(|error| Error::caused_by(OPERATION, ErrorKind::Malformed, error))?;
-        let mut pidfds = Vec::with_capacity(self.ranks as usize);
-        while pidfds.len() < self.ranks as usize {
-            let Message { descriptors, .. } = channel.receive(left()).map_err(failed)?;
-            if descriptors.is_empty() {
-                return Err(malformed("no descriptors of processes"));
-            }
-            for descriptor in descriptors {
-                pidfds.push(PidFd::from_fd(descriptor).map_err(failed)?);
-            }
+        let (mut pidfds, mut offers) = (Vec::new(), Vec::new());
+        for _ in 0..self.ranks {
+            let message = channel.receive(left()).map_err(failed)?;
+            let bytes = control::codec::decode(RANK, &message.bytes).map_err(malformed)?;
+            let mut descriptors = message.descriptors.into_iter();
+            let pidfd =
+                descriptors.next().ok_or_else(|| malformed("no descriptor of a process"))?;
+            pidfds.push(PidFd::from_fd(pidfd).map_err(failed)?);
+            offers.push(Offer { bytes, descriptors: descriptors.collect() });
         }
-        let is_complete = pidfds.len() == self.ranks as usize
-            && process_ids.len() == pidfds.len()
-            && segment.body_length() >= self.length;
+        let is_complete = process_ids.len() == pidfds.len() && segment.body_length() >= self.length;
         if !is_complete {
             return Err(malformed("another number of ranks or bytes"));
         }
-        Ok(Some(JoinedRanks { segment, pidfds, process_ids }))
+        Ok(Some(JoinedRanks { segment, pidfds, process_ids, offers }))
     }
 
     /// Waits for all other ranks, and gives them the segment.
@@ -179,11 +203,11 @@ impl Rendezvous {
             }
             others.insert(hello.rank, other);
         }
-        self.welcome(&others)
+        self.welcome(others)
     }
 
     /// Gives all other ranks the segment. A rank that has died meanwhile is found by its descriptor.
-    fn welcome(&self, others: &BTreeMap<u32, PendingRank>) -> Result<JoinedRanks> {
+    fn welcome(&self, others: BTreeMap<u32, PendingRank>) -> Result<JoinedRanks> {
         let segment = Segment::create(self.layout, self.length).map_err(failed)?;
         segment.mark_ready();
         let own = PidFd::of_this_process().map_err(failed)?;
@@ -200,11 +224,20 @@ impl Rendezvous {
                 let _ = other.channel.send(bytes, descriptors, SEND_TIMEOUT);
             };
             send(&bytes, &[segment.as_fd()]);
-            for pidfds in pidfds.chunks(PIDFDS_PER_MESSAGE) {
-                send(&[PIDFDS], &pidfds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
+            for rank in 0..self.ranks {
+                let (offer, pidfd) = match others.get(&rank) {
+                    Some(of) => (&of.offer, &of.pidfd),
+                    None => (&self.offer, &own),
+                };
+                send(&control::codec::encode(RANK, &offer.bytes), &offer.with(pidfd));
             }
         }
-        Ok(JoinedRanks { segment, pidfds, process_ids })
+        let own_offer = self.offer.try_clone().map_err(failed)?;
+        let mut offers: BTreeMap<u32, Offer> =
+            others.into_iter().map(|(rank, other)| (rank, other.offer)).collect();
+        offers.insert(self.rank, own_offer);
+        let offers = offers.into_values().collect();
+        Ok(JoinedRanks { segment, pidfds, process_ids, offers })
     }
 
     /// Why a rank is refused.
@@ -249,11 +282,14 @@ impl Refusal {
 fn receive_hello(channel: Channel) -> Result<(Hello, PendingRank)> {
     // A rank sends it at once: this bounds the delay by other processes.
     let message = channel.receive(Duration::from_secs(1)).map_err(failed)?;
-    let hello = control::codec::decode(HELLO, &message.bytes).map_err(malformed)?;
-    let pidfd = message.descriptors.into_iter().next().ok_or_else(|| malformed("no process"))?;
+    let mut hello: Hello = control::codec::decode(HELLO, &message.bytes).map_err(malformed)?;
+    let mut descriptors = message.descriptors.into_iter();
+    let pidfd = descriptors.next().ok_or_else(|| malformed("no descriptor of a process"))?;
     let pidfd = PidFd::of_peer(&channel, pidfd).map_err(failed)?;
     let process_id = channel.credentials().map_err(failed)?.process.unwrap_or(0);
-    Ok((hello, PendingRank { channel, pidfd, process_id }))
+    let bytes = std::mem::take(&mut hello.offer);
+    let offer = Offer { bytes, descriptors: descriptors.collect() };
+    Ok((hello, PendingRank { channel, pidfd, process_id, offer }))
 }
 
 fn malformed(why: impl ToString) -> Error {

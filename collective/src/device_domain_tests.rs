@@ -1,0 +1,212 @@
+//! Operations of devices: emulated ones, whose ranks are threads here.
+
+use std::thread;
+use std::time::Duration;
+
+use gpu::{Device, Memory, Stream};
+use reduction::{DataType, ReduceOp, reduce};
+use testkit::bytes::pattern;
+use testkit::children::ForkedChild;
+use testkit::temp_dir::TempDir;
+
+use crate::{Blocks, CommDomainKey, DeviceDomain, DomainOptions, ErrorKind, HostCall, Operation};
+
+/// A rank, with a stream and its buffers.
+struct Rank {
+    domain: DeviceDomain,
+    stream: Stream,
+    input: Memory,
+    output: Memory,
+}
+
+/// Space for the buffers of a rank.
+const BYTES: u64 = 64 << 20;
+
+/// Bytes that are numbers of all types, without NaN.
+fn bytes(length: usize, rank: u32) -> Vec<u8> {
+    pattern(length, u64::from(rank) + 1).into_iter().map(|byte| byte & 0x3f).collect()
+}
+
+impl Rank {
+    /// Copies bytes to the input, carries out an operation, and returns the output.
+    fn run(&mut self, call: &HostCall<'_>, input: &[u8], output: usize, offset: u64) -> Vec<u8> {
+        let Self { domain, stream, .. } = self;
+        let from = self.input.slice(offset, input.len() as u64).unwrap();
+        let to = self.output.slice(offset, output as u64).unwrap();
+        stream.upload(&from, input, gpu::DEFAULT_TIMEOUT).unwrap();
+        stream.fill(&to, 0xee).unwrap();
+        let pointer = |address: u64| std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
+        let output_place = pointer(to.address());
+        let call = HostCall { input: pointer(from.address()), output: output_place, ..*call };
+        // SAFETY: slices of so many bytes, which this waits for.
+        #[allow(unsafe_code)]
+        unsafe {
+            domain.start(&call, stream).unwrap();
+        }
+        let mut found = vec![0; output];
+        stream.download(&to, &mut found, gpu::DEFAULT_TIMEOUT).unwrap();
+        domain.check("test").unwrap();
+        found
+    }
+}
+
+fn call<'a>(operation: Operation, send: Blocks<'a>, receive: Blocks<'a>) -> HostCall<'a> {
+    HostCall {
+        operation,
+        data_type: DataType::U8,
+        reduce_op: ReduceOp::Sum,
+        root: 0,
+        input: std::ptr::null(),
+        send,
+        output: std::ptr::null_mut(),
+        receive,
+    }
+}
+
+/// Runs each rank in a thread, with a device of its own if there are so many.
+fn run(ranks: u32, each: impl Fn(Rank) + Sync) {
+    let directory = TempDir::new(&format!("devices-{ranks}"));
+    let options = DomainOptions::new().directory(&directory);
+    let key = CommDomainKey::of_first_ranks(ranks);
+    thread::scope(|scope| {
+        for rank in 0..ranks {
+            let (options, key, each) = (&options, &key, &each);
+            scope.spawn(move || {
+                let device =
+                    Device::open(format!("emulated:{}", rank % 2).parse().unwrap()).unwrap();
+                let domain = DeviceDomain::join(key, rank, &device, options).unwrap();
+                let memory = || device.allocate(BYTES).unwrap();
+                let (stream, input, output) = (device.stream().unwrap(), memory(), memory());
+                each(Rank { domain, stream, input, output });
+            });
+        }
+    });
+}
+
+fn check_moves(rank: &mut Rank, count: usize, offset: u64) {
+    let (number, ranks) = (rank.domain.rank(), rank.domain.size());
+    let own = bytes(count, number);
+    let all: Vec<u8> = (0..ranks).flat_map(|rank| bytes(count, rank)).collect();
+    let (one, each) = (Blocks::One(count), Blocks::Each(count));
+    let gather = call(Operation::AllGather, one, each);
+    assert!(rank.run(&gather, &own, all.len(), offset) == all);
+    let root = count as u32 % ranks;
+    let is_root = number == root;
+    let with_root = |operation, send, receive| HostCall { root, ..call(operation, send, receive) };
+    let found = rank.run(&with_root(Operation::Broadcast, one, one), &own, count, offset);
+    assert!(found == bytes(count, root));
+    let found = rank.run(&with_root(Operation::Gather, one, each), &own, all.len(), offset);
+    assert!(found == if is_root { all.clone() } else { vec![0xee; all.len()] });
+    let given = if is_root { all.clone() } else { vec![1; all.len()] };
+    let found = rank.run(&with_root(Operation::Scatter, each, one), &given, count, offset);
+    assert!(found == own);
+    let send: Vec<u8> = (0..ranks).flat_map(|to| bytes(count, number + 10 * to)).collect();
+    let expected: Vec<u8> = (0..ranks).flat_map(|from| bytes(count, from + 10 * number)).collect();
+    let found = rank.run(&call(Operation::AllToAll, each, each), &send, send.len(), offset);
+    assert!(found == expected);
+}
+
+fn check_reductions(rank: &mut Rank, data_type: DataType, op: ReduceOp, count: usize) {
+    let (number, ranks) = (rank.domain.rank(), rank.domain.size());
+    let size = data_type.size();
+    let reduced = |elements: usize| -> Vec<u8> {
+        let all: Vec<Vec<u8>> = (0..ranks).map(|rank| bytes(elements * size, rank)).collect();
+        let sources: Vec<*const u8> = all.iter().map(|it| it.as_ptr()).collect();
+        let mut result = vec![0; elements * size];
+        // SAFETY: vectors of so many elements.
+        #[allow(unsafe_code)]
+        unsafe {
+            reduce(op, data_type, result.as_mut_ptr(), &sources, elements);
+        }
+        result
+    };
+    let with = |operation, send, receive| HostCall {
+        data_type,
+        reduce_op: op,
+        root: 1 % ranks,
+        ..call(operation, send, receive)
+    };
+    let (one, each) = (Blocks::One(count), Blocks::Each(count));
+    let own = bytes(count * size, number);
+    let expected = reduced(count);
+    let found = rank.run(&with(Operation::AllReduce, one, one), &own, count * size, 0);
+    assert!(found == expected, "{op} of {count} {data_type}");
+    let found = rank.run(&with(Operation::Reduce, one, one), &own, count * size, 0);
+    assert!(found == if number == 1 % ranks { expected } else { vec![0xee; count * size] });
+    let own = bytes(count * size * ranks as usize, number);
+    let expected = reduced(count * ranks as usize);
+    let found = rank.run(&with(Operation::ReduceScatter, each, one), &own, count * size, 0);
+    assert!(found == expected[number as usize * count * size..][..count * size]);
+}
+
+#[test]
+fn operations_of_devices_match_the_host() {
+    for ranks in [1, 2, 3] {
+        run(ranks, |mut rank| {
+            for (count, offset) in
+                [(0, 0), (1, 1), (255, 3), (4096, 16), (1_000_003, 8), (20_000_000, 0)]
+            {
+                if count < 1 << 24 || ranks == 2 {
+                    check_moves(&mut rank, count, offset);
+                }
+            }
+            for count in [1, 77, 20_000, 1_000_003] {
+                check_reductions(&mut rank, DataType::F32, ReduceOp::Sum, count);
+            }
+            // Shares of several chunks.
+            check_reductions(&mut rank, DataType::U16, ReduceOp::Max, 10_000_019);
+        });
+    }
+}
+
+#[test]
+fn devices_reduce_all_types() {
+    run(2, |mut rank| {
+        for data_type in DataType::ALL {
+            for op in ReduceOp::ALL {
+                check_reductions(&mut rank, data_type, op, 50_001);
+            }
+        }
+    });
+}
+
+#[test]
+fn operation_of_devices_is_given_up_when_a_rank_is_killed() {
+    let directory = TempDir::new("devices-killed");
+    let options = DomainOptions::new().directory(&directory);
+    let key = CommDomainKey::of_first_ranks(2);
+    let join = |rank: u32| {
+        let device = Device::open("emulated:0".parse().unwrap()).unwrap();
+        let domain = DeviceDomain::join(&key, rank, &device, &options).unwrap();
+        let memory = || device.allocate(1 << 20).unwrap();
+        let (stream, input, output) = (device.stream().unwrap(), memory(), memory());
+        Rank { domain, stream, input, output }
+    };
+    let lost = ForkedChild::new(|| {
+        let _rank = join(1);
+        thread::sleep(Duration::from_secs(60));
+    });
+    let rank = join(0);
+    let Rank { mut domain, stream, input, output } = rank;
+    let pointer =
+        |memory: &Memory| std::ptr::with_exposed_provenance_mut::<u8>(memory.address() as usize);
+    let call = HostCall {
+        input: pointer(&input),
+        output: pointer(&output),
+        ..call(Operation::AllGather, Blocks::One(1000), Blocks::Each(1000))
+    };
+    // SAFETY: both have more bytes, and are kept until the end.
+    #[allow(unsafe_code)]
+    unsafe {
+        domain.start(&call, &stream).unwrap();
+    }
+    assert!(!stream.is_done().unwrap());
+    lost.kill();
+    stream.synchronize(Duration::from_millis(200)).unwrap();
+    let error = domain.check("all-gather").unwrap_err();
+    assert_eq!((error.kind(), error.ranks()), (ErrorKind::RankFailed, &[1][..]), "{error}");
+    // SAFETY: as above.
+    #[allow(unsafe_code)]
+    let error = unsafe { domain.start(&call, &stream) }.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::RankFailed);
+}
