@@ -1,4 +1,5 @@
 //! The buffers of a rank: what it contributes, and what it gets, with the expected values.
+#![allow(unsafe_code)]
 
 use collective::Operation;
 
@@ -16,6 +17,11 @@ pub(crate) struct Buffers {
 /// An element of a rank. Sums of all ranks are exact.
 fn element(rank: usize, at: usize) -> f32 {
     ((at * 7 + rank * 13) % 1021) as f32
+}
+
+fn as_bytes(floats: &[f32]) -> &[u8] {
+    // SAFETY: floats have no padding.
+    unsafe { std::slice::from_raw_parts(floats.as_ptr().cast(), size_of_val(floats)) }
 }
 
 impl Buffers {
@@ -42,6 +48,17 @@ impl Buffers {
     /// Elements of a block.
     pub(crate) fn count(&self) -> usize {
         self.count
+    }
+
+    /// The bytes of both buffers.
+    pub(crate) fn bytes(&self) -> (&[u8], &[u8]) {
+        (as_bytes(&self.input), as_bytes(&self.output))
+    }
+
+    pub(crate) fn output_bytes(&mut self) -> &mut [u8] {
+        let length = size_of_val(self.output.as_slice());
+        // SAFETY: floats of any bits.
+        unsafe { std::slice::from_raw_parts_mut(self.output.as_mut_ptr().cast(), length) }
     }
 
     pub(crate) fn input(&self) -> *const f32 {

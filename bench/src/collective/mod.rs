@@ -2,6 +2,8 @@
 
 mod buffers;
 mod mpi;
+mod nccl;
+mod on_device;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -17,6 +19,7 @@ use serde::Serialize;
 
 use self::buffers::Buffers;
 use self::mpi::Mpi;
+use self::on_device::OnDevice;
 use super::report::{median, rounded};
 use super::temp_dir::TempDir;
 
@@ -43,6 +46,9 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024),
         default_value = "2")]
     ranks: u32,
+    /// Memory of the ranks: host, or that of the devices of an implementation, such as cuda
+    #[arg(long, value_name = "NAME", default_value = "host")]
+    device: String,
     /// The library to compare with
     #[arg(long, value_enum)]
     rival: Option<Rival>,
@@ -82,6 +88,8 @@ pub(crate) struct Arguments {
 enum Rival {
     /// The MPI library of the launcher
     Mpi,
+    /// NCCL, with --device cuda
+    Nccl,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -139,7 +147,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let with_directory = |command: &mut Command| {
         command.args(passed).arg("--directory").arg(directory.path());
     };
-    if arguments.rival.is_some() {
+    if arguments.rival == Some(Rival::Mpi) {
         let mut command = Command::new(&arguments.mpirun);
         command.args(["-n", &ranks]).args(&arguments.mpirun_option).arg(program);
         with_directory(&mut command);
@@ -175,11 +183,13 @@ struct Rank<'a> {
     arguments: &'a Arguments,
     domain: CommDomain,
     mpi: Option<Mpi>,
+    device: Option<OnDevice>,
 }
 
 fn run_rank(arguments: &Arguments) -> Result<(), Failure> {
-    let mpi = arguments.rival.map(|_| Mpi::start(arguments.rival_library.as_deref()));
-    let mpi = mpi.transpose()?;
+    let library = arguments.rival_library.as_deref();
+    let is_mpi = arguments.rival == Some(Rival::Mpi);
+    let mpi = is_mpi.then(|| Mpi::start(library)).transpose()?;
     let (rank, ranks) = match &mpi {
         Some(mpi) => mpi.place()?,
         None => (arguments.rank.unwrap_or(0), arguments.ranks),
@@ -197,8 +207,13 @@ fn run_rank(arguments: &Arguments) -> Result<(), Failure> {
             options.fixed_parameters(Parameters { algorithm, chunk_bits, ..Parameters::default() });
     }
     let key = CommDomainKey::of_first_ranks(ranks);
-    let domain = CommDomain::join(&key, rank, &options).map_err(Failure::of)?;
-    let mut bench = Rank { arguments, domain, mpi };
+    let mut domain = CommDomain::join(&key, rank, &options).map_err(Failure::of)?;
+    let nccl = (arguments.rival == Some(Rival::Nccl)).then_some(library);
+    let device = match arguments.device.as_str() {
+        "host" => None,
+        name => Some(OnDevice::start(name, &mut domain, &options, nccl)?),
+    };
+    let mut bench = Rank { arguments, domain, mpi, device };
     let mut rows = Vec::new();
     for bytes in &arguments.sizes {
         rows.push(bench.measure(*bytes)?);
@@ -208,7 +223,11 @@ fn run_rank(arguments: &Arguments) -> Result<(), Failure> {
     domain.close(TIMEOUT).map_err(Failure::of)?;
     let is_right = rows.iter().all(|row| row.verified);
     if rank == 0 {
-        let rival = arguments.rival.map(|_| "mpi".to_owned());
+        let name = |rival| match rival {
+            Rival::Mpi => "mpi".to_owned(),
+            Rival::Nccl => "nccl".to_owned(),
+        };
+        let rival = arguments.rival.map(name);
         let operation = arguments.operation.to_string();
         let program = command::VERSION_LINE;
         Report { operation, ranks, rival, reads_peers, rows, program }.print(arguments.json)?;
@@ -225,30 +244,26 @@ impl Rank<'_> {
         let count = usize::try_from(bytes).map_err(Failure::of)? / size_of::<f32>();
         let (rank, ranks) = (self.domain.rank(), self.domain.size());
         let mut buffers = Buffers::new(operation, rank, ranks, count);
+        self.set_up(&buffers)?;
         self.run(&mut buffers, WARM_UP)?;
-        if let Some(mpi) = &self.mpi {
-            mpi.run(operation, &mut buffers, 4)?;
-        }
-        let began = Instant::now();
-        self.run(&mut buffers, 4)?;
-        let each = self.slowest(began.elapsed() / 4)?;
+        self.run_rival(&mut buffers, 4)?;
+        let each = self.run(&mut buffers, 4)? / 4;
+        let each = self.slowest(each)?;
         let wanted = Duration::from_millis(self.arguments.milliseconds).as_secs_f64();
         let turns = (wanted / each.max(1e-7)).clamp(4.0, 1e6) as u64;
         let (mut own, mut rival, mut verified) = (Vec::new(), Vec::new(), true);
         for _ in 0..self.arguments.rounds {
             buffers.clear();
+            self.set_up(&buffers)?;
             self.domain.barrier(TIMEOUT).map_err(Failure::of)?;
-            let began = Instant::now();
-            self.run(&mut buffers, turns)?;
-            own.push(self.slowest(began.elapsed())? / turns as f64);
-            verified &= buffers.is_right();
-            if let Some(mpi) = &self.mpi {
-                buffers.clear();
-                mpi.barrier()?;
-                let began = Instant::now();
-                mpi.run(operation, &mut buffers, turns)?;
-                let took = began.elapsed();
-                verified &= buffers.is_right();
+            let took = self.run(&mut buffers, turns)?;
+            own.push(self.slowest(took)? / turns as f64);
+            verified &= self.is_right(&mut buffers)?;
+            buffers.clear();
+            self.set_up(&buffers)?;
+            self.domain.barrier(TIMEOUT).map_err(Failure::of)?;
+            if let Some(took) = self.run_rival(&mut buffers, turns)? {
+                verified &= self.is_right(&mut buffers)?;
                 rival.push(self.slowest(took)? / turns as f64);
             }
         }
@@ -279,8 +294,33 @@ impl Rank<'_> {
         Ok(time[0])
     }
 
+    fn set_up(&mut self, buffers: &Buffers) -> Result<(), Failure> {
+        self.device.as_mut().map_or(Ok(()), |device| device.set_up(buffers))
+    }
+
+    fn is_right(&self, buffers: &mut Buffers) -> Result<bool, Failure> {
+        if let Some(device) = &self.device {
+            device.read(buffers)?;
+        }
+        Ok(buffers.is_right())
+    }
+
+    /// Carries out operations by the rival, if there is one.
+    fn run_rival(&self, buffers: &mut Buffers, turns: u64) -> Result<Option<Duration>, Failure> {
+        let operation = self.arguments.operation;
+        if let Some(device) = &self.device {
+            return device.run_rival(operation, buffers.count(), turns);
+        }
+        let Some(mpi) = &self.mpi else { return Ok(None) };
+        mpi.barrier()?;
+        let began = Instant::now();
+        mpi.run(operation, buffers, turns)?;
+        Ok(Some(began.elapsed()))
+    }
+
+    /// Carries out operations, and returns how long they took.
     #[allow(unsafe_code)]
-    fn run(&mut self, buffers: &mut Buffers, turns: u64) -> Result<(), Failure> {
+    fn run(&mut self, buffers: &mut Buffers, turns: u64) -> Result<Duration, Failure> {
         let operation = self.arguments.operation;
         let count = buffers.count();
         let (send, receive) = match operation {
@@ -298,11 +338,15 @@ impl Rank<'_> {
         };
         let (data_type, reduce_op, root) = (DataType::F32, ReduceOp::Sum, 0);
         let call = HostCall { operation, data_type, reduce_op, root, input, send, output, receive };
+        if let Some(device) = &mut self.device {
+            return device.run(&call, turns).map(|(took, _)| took);
+        }
+        let began = Instant::now();
         for _ in 0..turns {
             // SAFETY: the buffers have as many elements as the operation needs.
             unsafe { self.domain.run(&call, TIMEOUT) }.map_err(Failure::of)?;
         }
-        Ok(())
+        Ok(began.elapsed())
     }
 }
 

@@ -1,0 +1,119 @@
+//! The buffers of a rank on its device, and the operations there.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use collective::{CommDomain, CommDomainKey, DeviceDomain, DomainOptions, HostCall, Operation};
+use command::exit::Failure;
+use gpu::{Device, Memory, Stream};
+
+use super::TIMEOUT;
+use super::buffers::Buffers;
+use super::nccl::Nccl;
+
+/// A rank's device.
+#[derive(Debug)]
+pub(crate) struct OnDevice {
+    /// Dropped first.
+    nccl: Option<Nccl>,
+    domain: DeviceDomain,
+    stream: Stream,
+    default_stream: Option<Stream>,
+    memory: Option<(Memory, Memory)>,
+}
+
+impl OnDevice {
+    /// Joins the domain of the devices, and that of NCCL if it is the rival.
+    pub(crate) fn start(
+        device: &str,
+        host: &mut CommDomain,
+        options: &DomainOptions,
+        rival: Option<Option<&Path>>,
+    ) -> Result<Self, Failure> {
+        let (rank, ranks) = (host.rank(), host.size());
+        let name =
+            if device.contains(':') { device.to_owned() } else { format!("{device}:{rank}") };
+        let device = Device::open(name.parse().map_err(Failure::of)?).map_err(Failure::of)?;
+        let key = CommDomainKey::of_first_ranks(ranks);
+        let domain = DeviceDomain::join(&key, rank, &device, options).map_err(Failure::of)?;
+        let stream = device.stream().map_err(Failure::of)?;
+        let (mut nccl, mut default_stream) = (None, None);
+        if let Some(path) = rival {
+            let join = || {
+                let share = |id: &mut [u8]| host.broadcast(0, id, TIMEOUT).map_err(Failure::of);
+                Nccl::start(path, rank, ranks, share)
+            };
+            nccl = Some(device.with_context(join).map_err(Failure::of)??);
+            default_stream = Some(device.default_stream().map_err(Failure::of)?);
+        }
+        Ok(Self { nccl, domain, stream, default_stream, memory: None })
+    }
+
+    /// Copies the buffers to the device.
+    pub(crate) fn set_up(&mut self, buffers: &Buffers) -> Result<(), Failure> {
+        self.memory = None;
+        let allocate = |bytes: &[u8]| {
+            let memory = self.domain.device().allocate(bytes.len().max(16) as u64)?;
+            self.stream.upload(&memory.slice(0, bytes.len() as u64)?, bytes, TIMEOUT)?;
+            Ok(memory)
+        };
+        let (input, output) = buffers.bytes();
+        let both = (|| -> gpu::Result<_> { Ok((allocate(input)?, allocate(output)?)) })();
+        self.memory = Some(both.map_err(Failure::of)?);
+        Ok(())
+    }
+
+    /// Copies the result to the buffers.
+    pub(crate) fn read(&self, buffers: &mut Buffers) -> Result<(), Failure> {
+        let Some((_, output)) = &self.memory else { return Ok(()) };
+        let bytes = buffers.output_bytes();
+        let from = output.slice(0, bytes.len() as u64).map_err(Failure::of)?;
+        self.stream.download(&from, bytes, TIMEOUT).map_err(Failure::of)
+    }
+
+    fn addresses(&self) -> (u64, u64) {
+        self.memory.as_ref().map_or((0, 0), |(input, output)| (input.address(), output.address()))
+    }
+
+    /// Carries out operations. Returns how long that took, and how long the host was busy.
+    #[allow(unsafe_code)]
+    pub(crate) fn run(
+        &mut self,
+        call: &HostCall<'_>,
+        turns: u64,
+    ) -> Result<(Duration, Duration), Failure> {
+        let (input, output) = self.addresses();
+        let pointer = |at: u64| std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
+        let input = if call.operation == Operation::Broadcast { output } else { input };
+        let call = HostCall { input: pointer(input), output: pointer(output), ..*call };
+        let began = Instant::now();
+        for _ in 0..turns {
+            // SAFETY: the memory has the elements of the operation, and is kept until the end.
+            unsafe { self.domain.start(&call, &self.stream) }.map_err(Failure::of)?;
+        }
+        let started = began.elapsed();
+        self.stream.synchronize(TIMEOUT).map_err(Failure::of)?;
+        self.domain.check("benchmark").map_err(Failure::of)?;
+        Ok((began.elapsed(), started))
+    }
+
+    /// Carries out operations by the rival.
+    pub(crate) fn run_rival(
+        &self,
+        operation: Operation,
+        count: usize,
+        turns: u64,
+    ) -> Result<Option<Duration>, Failure> {
+        let (Some(nccl), Some(stream)) = (&self.nccl, &self.default_stream) else {
+            return Ok(None);
+        };
+        let addresses = self.addresses();
+        let run = || -> Result<Duration, Failure> {
+            let began = Instant::now();
+            nccl.run(operation, addresses, count, turns)?;
+            stream.synchronize(TIMEOUT).map_err(Failure::of)?;
+            Ok(began.elapsed())
+        };
+        self.domain.device().with_context(run).map_err(Failure::of)?.map(Some)
+    }
+}
