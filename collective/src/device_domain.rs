@@ -14,9 +14,10 @@ use gpu::{
 use ipc::{Layout, Segment};
 use serde::{Deserialize, Serialize};
 
+use crate::buffer_agreement::{BufferAgreement, RankBuffers};
 use crate::call::Call;
 use crate::domain_key::{CommDomainKey, digest};
-use crate::domain_options::{DomainOptions, JOIN, MachineRanks};
+use crate::domain_options::{DomainOptions, JOIN, MachineRanks, segment_too_small};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_call::{CheckedCall, HostCall};
 use crate::host_operations::Place;
@@ -27,6 +28,12 @@ use crate::rendezvous::Offer;
 
 /// Bytes of a half of a stage: of the spaces for even or for odd chunks.
 const HALF_BYTES: u64 = 16 << 20;
+/// From this size on a rank's buffers are accessed by the others directly, if all can.
+const DIRECT_BYTES: u64 = 16 << 20;
+/// Blocks that copy what stays on the device, beside copy engines: more are no faster.
+const COPY_BLOCKS: u32 = 16;
+/// Blocks of a direct reduction.
+const REDUCE_BLOCKS: u32 = 128;
 /// Up to this size each rank reduces all elements, instead of a share.
 const ONE_STEP_BYTES: u64 = 64 << 10;
 /// Chunks and shares of ranks begin at multiples of this.
@@ -87,6 +94,10 @@ pub struct DeviceDomain {
     next: u32,
     /// The last operation: the next one follows it, also on another stream.
     last: Option<Point>,
+    agreement: BufferAgreement,
+    /// A stream for each other rank, to which copy engines copy.
+    copy_streams: Vec<Stream>,
+    direct_operations: u64,
 }
 
 fn of_device(operation: &'static str) -> impl Fn(gpu::Error) -> Error {
@@ -125,8 +136,11 @@ impl DeviceDomain {
         let bytes = control::codec::encode(0, &offer);
         let offer = Offer { bytes, descriptors: descriptors.map_err(&failed)? };
         let build = digest([HALF_BYTES, ONE_STEP_BYTES, Exchange::WORD_BYTES]);
-        let joined = options.join("devices", key, rank, build, |_| 0, offer)?;
-        let MachineRanks { members, offers, .. } = joined;
+        let words = BufferAgreement::required_words;
+        let joined = options.join("devices", key, rank, build, words, offer)?;
+        let MachineRanks { members, offers, first_extra, .. } = joined;
+        let agreement = BufferAgreement::new(Arc::clone(&members), first_extra, device);
+        let agreement = agreement.ok_or_else(segment_too_small)?;
         let mut stages = Vec::with_capacity(offers.len());
         for (other, offer) in offers.iter().enumerate() {
             let stage = match other == rank as usize {
@@ -161,6 +175,9 @@ impl DeviceDomain {
             failed: failed_word,
             next: 1,
             last: None,
+            agreement,
+            copy_streams: Vec::new(),
+            direct_operations: 0,
         })
     }
 
@@ -180,6 +197,12 @@ impl DeviceDomain {
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// The number of operations in which ranks accessed the buffers of each other, instead of stages.
+    #[must_use]
+    pub fn direct_operations(&self) -> u64 {
+        self.direct_operations
     }
 
     /// Gives up all operations that run, on this rank; the domain is over for all ranks.
@@ -224,11 +247,187 @@ impl DeviceDomain {
             stream.wait_for(&last).map_err(&failed)?;
         }
         // SAFETY: the caller's promise.
-        let plan = unsafe { Plan::new(self, &checked) }.map_err(&failed)?;
-        let chunks = plan.chunks;
-        plan.start(self, stream).map_err(&failed)?;
-        self.next = self.next.wrapping_add(chunks);
+        let buffers = unsafe { self.agree(&checked) }.map_err(&failed)?;
+        if let Some(buffers) = buffers {
+            self.direct_operations += 1;
+            self.start_direct(&checked, &buffers, stream).map_err(&failed)?;
+        } else {
+            // SAFETY: the caller's promise.
+            let plan = unsafe { Plan::new(self, &checked) }.map_err(&failed)?;
+            let chunks = plan.chunks;
+            plan.start(self, stream).map_err(&failed)?;
+            self.next = self.next.wrapping_add(chunks);
+        }
         self.last = Some(stream.point().map_err(&failed)?);
+        Ok(())
+    }
+}
+
+impl DeviceDomain {
+    /// Agrees with the other ranks on a direct operation; None if it is too small, or a rank does not.
+    ///
+    /// # Safety
+    /// As for [`start`](Self::start).
+    unsafe fn agree(&mut self, checked: &CheckedCall) -> gpu::Result<Option<Vec<RankBuffers>>> {
+        if self.size() == 1 || checked.bytes < DIRECT_BYTES {
+            return Ok(None);
+        }
+        let whole = |places: &[Place]| {
+            let (first, last) = (places.first()?, places.last()?);
+            let end = last.at.addr() + last.bytes;
+            Some((first.at.addr() as u64, (end - first.at.addr()) as u64))
+        };
+        let slice = |places: &[Place]| {
+            let Some((address, length)) = whole(places) else { return Ok(None) };
+            // SAFETY: valid until the operation is done, by the caller's promise.
+            let memory = unsafe { self.device.adopt(address, length, ()) }?;
+            Ok::<_, gpu::Error>(Some(memory.whole()))
+        };
+        let overlap = match (whole(&checked.from), whole(&checked.to)) {
+            (Some((from, given)), Some((to, taken))) => from < to + taken && to < from + given,
+            _ => false,
+        };
+        // Others would read or write where this rank has not read yet.
+        let is_unsafe = match checked.call.operation {
+            Operation::AllToAll => overlap,
+            Operation::ReduceScatter => {
+                overlap && checked.from[self.rank() as usize].at != checked.to[0].at
+            }
+            _ => false,
+        };
+        if is_unsafe {
+            return Ok(self.agreement.agree(None));
+        }
+        // Of a rank that contributes nothing, or gets nothing, there is no such buffer.
+        let own = RankBuffers { input: slice(&checked.from)?, output: slice(&checked.to)? };
+        Ok(self.agreement.agree(Some(&own)))
+    }
+
+    /// Starts an operation whose ranks access each other's buffers.
+    fn start_direct(
+        &mut self,
+        checked: &CheckedCall,
+        buffers: &[RankBuffers],
+        stream: &Stream,
+    ) -> gpu::Result<()> {
+        use Operation::{AllReduce, Reduce, ReduceScatter};
+        match checked.call.operation {
+            AllReduce | Reduce | ReduceScatter => self.reduce_direct(checked, buffers, stream),
+            _ => self.move_direct(checked, buffers, stream),
+        }
+    }
+
+    /// An exchange of which only the waits remain.
+    fn base(&self, blocks: u32) -> Exchange<'_> {
+        Exchange {
+            rank: self.rank(),
+            number: self.next,
+            chunks: 1,
+            stage_distance: 0,
+            words: &self.words,
+            stop: &self.stop,
+            failed: &self.failed,
+            pushes: &[],
+            reduction: None,
+            is_gathered: false,
+            copies: &[],
+            blocks,
+        }
+    }
+
+    /// Waits on the stream until all ranks are there.
+    fn meet(&mut self, stream: &Stream) -> gpu::Result<()> {
+        stream.exchange(&self.base(1))?;
+        self.next = self.next.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Copies this rank's blocks into the outputs of the others, by copy engines.
+    fn move_direct(
+        &mut self,
+        checked: &CheckedCall,
+        buffers: &[RankBuffers],
+        stream: &Stream,
+    ) -> gpu::Result<()> {
+        let (rank, ranks) = (self.rank(), self.size());
+        let Call { operation, root, .. } = checked.call;
+        let has_one_giver = matches!(operation, Operation::Broadcast | Operation::Scatter);
+        let gives = !has_one_giver || root == Some(rank);
+        let length = checked.longest.unwrap_or(0) as u64;
+        let has_each = matches!(operation, Operation::Scatter | Operation::AllToAll);
+        let from_offset = |to: u32| if has_each { u64::from(to) * length } else { 0 };
+        let to_offset = if has_one_giver { 0 } else { u64::from(rank) * length };
+        self.meet(stream)?;
+        let input = buffers[rank as usize].input.as_ref().filter(|_| gives);
+        let mut ends = Vec::new();
+        if let Some(input) = input {
+            let begin = stream.point()?;
+            while self.copy_streams.len() + 1 < ranks as usize {
+                self.copy_streams.push(self.device.stream()?);
+            }
+            let others = (rank + 1..ranks).chain(0..rank);
+            for (other, copies) in others.zip(&self.copy_streams) {
+                let Some(output) = &buffers[other as usize].output else { continue };
+                copies.wait_for(&begin)?;
+                let from = input.slice(from_offset(other), length)?;
+                copies.copy(&output.slice(to_offset, length)?, &from)?;
+                ends.push(copies.point()?);
+            }
+            if let Some(output) = &buffers[rank as usize].output {
+                let from = input.slice(from_offset(rank), length)?;
+                let to = output.slice(to_offset, length)?;
+                if from.address() != to.address() {
+                    // By a few multiprocessors: a copy engine would delay the others.
+                    let own = [self.words[rank as usize].clone()];
+                    let pushes = [ExchangeCopy::whole(&to, &from)];
+                    let base = self.base(COPY_BLOCKS);
+                    stream.exchange(&Exchange { rank: 0, words: &own, pushes: &pushes, ..base })?;
+                }
+            }
+        }
+        ends.iter().try_for_each(|end| stream.wait_for(end))?;
+        self.meet(stream)
+    }
+
+    /// Reduces this rank's share of all inputs, into all outputs.
+    fn reduce_direct(
+        &mut self,
+        checked: &CheckedCall,
+        buffers: &[RankBuffers],
+        stream: &Stream,
+    ) -> gpu::Result<()> {
+        let (rank, ranks) = (u64::from(self.rank()), u64::from(self.size()));
+        let Call { operation, data_type, reduce_op, root, .. } = checked.call;
+        let total = checked.from[0].bytes as u64;
+        let (begin, length) = match operation {
+            Operation::ReduceScatter => (total * rank, total),
+            _ => {
+                let share = total.div_ceil(ranks).next_multiple_of(GRANULE);
+                let begin = (share * rank).min(total);
+                (begin, (begin + share).min(total) - begin)
+            }
+        };
+        let part = |slice: &Slice, begin| slice.slice(begin, length);
+        let inputs = buffers.iter().filter_map(|it| it.input.as_ref());
+        let inputs: Vec<Slice> = inputs.map(|it| part(it, begin)).collect::<gpu::Result<_>>()?;
+        let gets = |number: u64| match operation {
+            Operation::ReduceScatter => number == rank,
+            Operation::Reduce => root == u32::try_from(number).ok(),
+            _ => true,
+        };
+        let to = if operation == Operation::ReduceScatter { 0 } else { begin };
+        let outputs = (0..).zip(buffers).filter(|(number, _)| gets(*number));
+        let outputs = outputs.filter_map(|(_, it)| it.output.as_ref());
+        let outputs: Vec<Slice> = outputs.map(|it| part(it, to)).collect::<gpu::Result<_>>()?;
+        let sources: Vec<_> = inputs.iter().map(ExchangePlace::Buffer).collect();
+        let results: Vec<_> = outputs.iter().map(ExchangePlace::Buffer).collect();
+        let reduction = reduce_op.filter(|_| length > 0).map(|op| {
+            let (sources, results) = (&sources, &results);
+            ExchangeReduction { data_type, op, sources, results, bytes: length, chunk: length }
+        });
+        let base = self.base(REDUCE_BLOCKS);
+        stream.exchange(&Exchange { reduction, is_gathered: true, ..base })?;
+        self.next = self.next.wrapping_add(1);
         Ok(())
     }
 }

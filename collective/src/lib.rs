@@ -3,8 +3,10 @@
 //! Modules, each importing only those before it: `error`, `element`, `operation`,
 //! `domain_key`, `call`, `parameters`, `statistics`, `controller`, `saved_parameters`,
 //! `rendezvous`, `members`, `param_table`, `domain_options`, `param_store`, `peer_memory`, `host_steps`,
-//! `host_operations`, `host_call`, `domain`, `peer_watch`, `device_domain`.
+//! `host_operations`, `host_call`, `domain`, `peer_watch`, `buffer_agreement`,
+//! `device_domain`.
 
+mod buffer_agreement;
 mod call;
 mod controller;
 #[cfg(test)]

@@ -49,6 +49,11 @@ impl OnDevice {
         Ok(Self { nccl, domain, stream, default_stream, memory: None })
     }
 
+    /// Operations that accessed the buffers of other ranks.
+    pub(crate) fn direct_operations(&self) -> u64 {
+        self.domain.direct_operations()
+    }
+
     /// Copies the buffers to the device.
     pub(crate) fn set_up(&mut self, buffers: &Buffers) -> Result<(), Failure> {
         self.memory = None;
