@@ -4,6 +4,7 @@
 //! much later. So each rank publishes its buffers, opens those of the others, and votes. If all have voted,
 //! the operation is direct. A rank that waits too long decides that it is not: whichever decision comes
 //! first holds for all. No rank waits longer than it wants, and all do the same.
+#![allow(unsafe_code)]
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,11 +31,14 @@ const STAGED: u64 = 1;
 const DIRECT: u64 = 2;
 const STATE_BITS: u32 = 2;
 
-/// The longest wait for other ranks, and the shortest one after ranks came late.
-const LONGEST_WAIT: Duration = Duration::from_millis(1);
-const SHORTEST_WAIT: Duration = Duration::from_micros(20);
+/// The longest wait for other ranks, and the shortest one after ranks came late. A program runs ahead of its
+/// device, so that the device does not wait meanwhile.
+const LONGEST_WAIT: Duration = Duration::from_millis(5);
+const SHORTEST_WAIT: Duration = Duration::from_micros(200);
 /// Buffers of other ranks that stay open, in the order of their last use.
 const MAX_OPEN: usize = 32;
+/// Own buffers whose handles are kept.
+const MAX_KNOWN: usize = 256;
 
 /// The buffers of a rank in an operation.
 #[derive(Debug, Clone, Default)]
@@ -50,6 +54,22 @@ struct Opened {
     last_use: u64,
 }
 
+/// How the operations of a rank were decided.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DirectOutcomes {
+    /// Ranks accessed the buffers of each other.
+    pub direct: u64,
+    /// Another rank came too late.
+    pub late: u64,
+    /// A buffer of this rank or of another one cannot be opened.
+    pub not_shareable: u64,
+    /// Another rank decided against it.
+    pub refused: u64,
+}
+
+/// A buffer of this rank, by address and length, the id of its allocation, and its handle.
+type Known = HashMap<(u64, u64), (u64, [u64; HANDLE_WORDS])>;
+
 /// The agreement, as one rank sees it.
 #[derive(Debug)]
 pub(crate) struct BufferAgreement {
@@ -60,6 +80,8 @@ pub(crate) struct BufferAgreement {
     number: u64,
     wait: Duration,
     opened: HashMap<(u32, [u64; HANDLE_WORDS]), Opened>,
+    known: Known,
+    outcomes: DirectOutcomes,
 }
 
 impl BufferAgreement {
@@ -70,8 +92,17 @@ impl BufferAgreement {
 
     pub(crate) fn new(members: Arc<Members>, first: usize, device: &Device) -> Option<Self> {
         let words = members.part(first, Self::required_words(members.count()))?;
-        let (device, opened) = (device.clone(), HashMap::new());
-        Some(Self { members, words, device, number: 0, wait: LONGEST_WAIT, opened })
+        let (device, opened, known) = (device.clone(), HashMap::new(), Known::new());
+        Some(Self {
+            members,
+            words,
+            device,
+            number: 0,
+            wait: LONGEST_WAIT,
+            opened,
+            known,
+            outcomes: DirectOutcomes::default(),
+        })
     }
 
     fn at_slot(&self) -> usize {
@@ -81,6 +112,11 @@ impl BufferAgreement {
 
     fn at_record(&self, rank: u32) -> usize {
         self.at_slot() + DECISION_WORDS + rank as usize * RECORD_WORDS
+    }
+
+    /// How operations were decided so far.
+    pub(crate) fn outcomes(&self) -> DirectOutcomes {
+        self.outcomes
     }
 
     /// Agrees on the next operation: the buffers of all ranks if it is direct, None if it is not. All
@@ -94,6 +130,7 @@ impl BufferAgreement {
         };
         if is_direct {
             self.wait = LONGEST_WAIT;
+            self.outcomes.direct += 1;
         }
         self.close_unused();
         buffers.filter(|_| is_direct)
@@ -102,7 +139,13 @@ impl BufferAgreement {
     /// Publishes the buffers of this rank, and opens those of the others. None if that is not possible,
     /// or another rank does not come in time.
     fn collect(&mut self, own: &RankBuffers) -> Option<Vec<RankBuffers>> {
-        let handles = [handle_words(own.input.as_ref())?, handle_words(own.output.as_ref())?];
+        let handles =
+            (self.handle_words(own.input.as_ref()), self.handle_words(own.output.as_ref()));
+        let (Some(input), Some(output)) = handles else {
+            self.outcomes.not_shareable += 1;
+            return None;
+        };
+        let handles = [input, output];
         let at = self.at_record(self.members.rank());
         self.words.store(at, 0, Relaxed);
         for (number, word) in handles.into_iter().flatten().enumerate() {
@@ -120,6 +163,7 @@ impl BufferAgreement {
             let at = self.at_record(rank);
             let has_come = || self.words.load(at, Acquire) == self.number;
             if !self.spin(deadline, has_come) {
+                self.outcomes.late += 1;
                 self.wait = (self.wait / 2).max(SHORTEST_WAIT);
                 return None;
             }
@@ -129,12 +173,16 @@ impl BufferAgreement {
             }
             // A rank that went on without this one may have overwritten it.
             if self.words.load(at, Relaxed) != self.number {
+                self.outcomes.refused += 1;
                 return None;
             }
             let (input, output) = words.split_at(HANDLE_WORDS);
-            let buffers =
-                RankBuffers { input: self.open(rank, input)?, output: self.open(rank, output)? };
-            all.push(buffers);
+            let opened = (self.open(rank, input), self.open(rank, output));
+            let (Some(input), Some(output)) = opened else {
+                self.outcomes.not_shareable += 1;
+                return None;
+            };
+            all.push(RankBuffers { input, output });
         }
         Some(all)
     }
@@ -153,7 +201,11 @@ impl BufferAgreement {
         let is_decided = || self.words.load(at, Acquire) >> STATE_BITS >= self.number;
         let is_in_time = self.spin(deadline, || have_all_voted() || is_decided());
         let is_direct = self.decide(if have_all_voted() { DIRECT } else { STAGED });
+        if !is_direct && is_in_time {
+            self.outcomes.refused += 1;
+        }
         if !is_in_time {
+            self.outcomes.late += 1;
             self.wait = (self.wait / 2).max(SHORTEST_WAIT);
         }
         is_direct
@@ -212,6 +264,33 @@ impl BufferAgreement {
         Some(Some(slice))
     }
 
+    /// The words of a buffer's handle; zeros if there is none. None if it has no handle.
+    fn handle_words(&mut self, buffer: Option<&Slice>) -> Option<[u64; HANDLE_WORDS]> {
+        let Some(buffer) = buffer else { return Some([0; HANDLE_WORDS]) };
+        let (address, length) = (buffer.address(), buffer.length());
+        // Memory that was freed and allocated again has another id.
+        let id = self.device.attributes(address).ok()?.id;
+        if let Some((known, words)) = self.known.get(&(address, length))
+            && *known == id
+            && id != 0
+        {
+            return Some(*words);
+        }
+        // SAFETY: valid as long as `buffer`, and only its handle is asked for.
+        let memory = unsafe { self.device.adopt(address, length, ()) }.ok()?;
+        let handle = memory.export_legacy().ok()?;
+        let mut words = [0; HANDLE_WORDS];
+        for (word, bytes) in words.iter_mut().zip(handle.bytes.chunks_exact(8)) {
+            *word = u64::from_le_bytes(bytes.try_into().ok()?);
+        }
+        words[HANDLE_WORDS - 2..].copy_from_slice(&[handle.offset, length]);
+        if self.known.len() >= MAX_KNOWN {
+            self.known.clear();
+        }
+        self.known.insert((address, length), (id, words));
+        Some(words)
+    }
+
     /// Closes the buffer that was not used for longest, if too many are open.
     fn close_unused(&mut self) {
         if self.opened.len() > MAX_OPEN {
@@ -221,20 +300,6 @@ impl BufferAgreement {
             }
         }
     }
-}
-
-/// The words of a buffer's handle; zeros if there is none. None if it has no handle.
-fn handle_words(buffer: Option<&Slice>) -> Option<[u64; HANDLE_WORDS]> {
-    let mut words = [0; HANDLE_WORDS];
-    let Some(buffer) = buffer else { return Some(words) };
-    let handle = buffer.memory().export_legacy().ok()?;
-    for (word, bytes) in words.iter_mut().zip(handle.bytes.chunks_exact(8)) {
-        *word = u64::from_le_bytes(bytes.try_into().ok()?);
-    }
-    let begin = buffer.address() - buffer.memory().address();
-    words[HANDLE_WORDS - 2] = handle.offset + begin;
-    words[HANDLE_WORDS - 1] = buffer.length();
-    Some(words)
 }
 
 const _: () = assert!(FIRST_HANDLE + 2 * HANDLE_WORDS <= RECORD_WORDS);

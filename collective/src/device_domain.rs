@@ -14,7 +14,7 @@ use gpu::{
 use ipc::{Layout, Segment};
 use serde::{Deserialize, Serialize};
 
-use crate::buffer_agreement::{BufferAgreement, RankBuffers};
+use crate::buffer_agreement::{BufferAgreement, DirectOutcomes, RankBuffers};
 use crate::call::Call;
 use crate::domain_key::{CommDomainKey, digest};
 use crate::domain_options::{DomainOptions, JOIN, MachineRanks, segment_too_small};
@@ -28,8 +28,9 @@ use crate::rendezvous::Offer;
 
 /// Bytes of a half of a stage: of the spaces for even or for odd chunks.
 const HALF_BYTES: u64 = 16 << 20;
-/// From this size on a rank's buffers are accessed by the others directly, if all can.
-const DIRECT_BYTES: u64 = 16 << 20;
+/// From this size on ranks reduce the buffers of each other directly, if all can, and copy to them.
+const MIN_DIRECT_REDUCTION: u64 = 16 << 20;
+const MIN_DIRECT_COPY: u64 = 32 << 20;
 /// Blocks that copy what stays on the device, beside copy engines: more are no faster.
 const COPY_BLOCKS: u32 = 16;
 /// Blocks of a direct reduction.
@@ -97,7 +98,6 @@ pub struct DeviceDomain {
     agreement: BufferAgreement,
     /// A stream for each other rank, to which copy engines copy.
     copy_streams: Vec<Stream>,
-    direct_operations: u64,
 }
 
 fn of_device(operation: &'static str) -> impl Fn(gpu::Error) -> Error {
@@ -177,7 +177,6 @@ impl DeviceDomain {
             last: None,
             agreement,
             copy_streams: Vec::new(),
-            direct_operations: 0,
         })
     }
 
@@ -199,10 +198,10 @@ impl DeviceDomain {
         &self.device
     }
 
-    /// The number of operations in which ranks accessed the buffers of each other, instead of stages.
+    /// How large operations were decided: whether ranks access the buffers of each other.
     #[must_use]
-    pub fn direct_operations(&self) -> u64 {
-        self.direct_operations
+    pub fn outcomes(&self) -> DirectOutcomes {
+        self.agreement.outcomes()
     }
 
     /// Gives up all operations that run, on this rank; the domain is over for all ranks.
@@ -247,9 +246,8 @@ impl DeviceDomain {
             stream.wait_for(&last).map_err(&failed)?;
         }
         // SAFETY: the caller's promise.
-        let buffers = unsafe { self.agree(&checked) }.map_err(&failed)?;
+        let buffers = unsafe { self.agree(&checked) };
         if let Some(buffers) = buffers {
-            self.direct_operations += 1;
             self.start_direct(&checked, &buffers, stream).map_err(&failed)?;
         } else {
             // SAFETY: the caller's promise.
@@ -268,9 +266,13 @@ impl DeviceDomain {
     ///
     /// # Safety
     /// As for [`start`](Self::start).
-    unsafe fn agree(&mut self, checked: &CheckedCall) -> gpu::Result<Option<Vec<RankBuffers>>> {
-        if self.size() == 1 || checked.bytes < DIRECT_BYTES {
-            return Ok(None);
+    unsafe fn agree(&mut self, checked: &CheckedCall) -> Option<Vec<RankBuffers>> {
+        let least = match checked.call.reduce_op {
+            Some(_) => MIN_DIRECT_REDUCTION,
+            None => MIN_DIRECT_COPY,
+        };
+        if self.size() == 1 || checked.bytes < least {
+            return None;
         }
         let whole = |places: &[Place]| {
             let (first, last) = (places.first()?, places.last()?);
@@ -278,10 +280,10 @@ impl DeviceDomain {
             Some((first.at.addr() as u64, (end - first.at.addr()) as u64))
         };
         let slice = |places: &[Place]| {
-            let Some((address, length)) = whole(places) else { return Ok(None) };
+            let (address, length) = whole(places)?;
             // SAFETY: valid until the operation is done, by the caller's promise.
-            let memory = unsafe { self.device.adopt(address, length, ()) }?;
-            Ok::<_, gpu::Error>(Some(memory.whole()))
+            let memory = unsafe { Memory::foreign(&self.device, address, length, ()) };
+            Some(memory.whole())
         };
         let overlap = match (whole(&checked.from), whole(&checked.to)) {
             (Some((from, given)), Some((to, taken))) => from < to + taken && to < from + given,
@@ -296,11 +298,11 @@ impl DeviceDomain {
             _ => false,
         };
         if is_unsafe {
-            return Ok(self.agreement.agree(None));
+            return self.agreement.agree(None);
         }
         // Of a rank that contributes nothing, or gets nothing, there is no such buffer.
-        let own = RankBuffers { input: slice(&checked.from)?, output: slice(&checked.to)? };
-        Ok(self.agreement.agree(Some(&own)))
+        let own = RankBuffers { input: slice(&checked.from), output: slice(&checked.to) };
+        self.agreement.agree(Some(&own))
     }
 
     /// Starts an operation whose ranks access each other's buffers.

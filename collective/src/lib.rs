@@ -39,6 +39,7 @@ mod rendezvous;
 mod saved_parameters;
 mod statistics;
 
+pub use buffer_agreement::DirectOutcomes;
 pub use call::Call;
 pub use controller::{Change, Choices, Controller};
 pub use device_domain::DeviceDomain;

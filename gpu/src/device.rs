@@ -221,7 +221,7 @@ impl PointerAttributes {
         let name = match cuda::locate(address)? {
             cuda::PointerLocation::Host { base, length } => {
                 let allocator = Allocator::Host;
-                return Some(Self { device: None, allocator, base, length });
+                return Some(Self { device: None, allocator, base, length, id: 0 });
             }
             cuda::PointerLocation::Device(number) => DeviceName::cuda(number),
         };

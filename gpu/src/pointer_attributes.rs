@@ -32,4 +32,6 @@ pub struct PointerAttributes {
     pub base: u64,
     /// Length of its allocation, in bytes.
     pub length: u64,
+    /// A number that no other allocation of this process has or had; 0 if the driver gives none.
+    pub id: u64,
 }

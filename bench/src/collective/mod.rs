@@ -123,6 +123,8 @@ struct Row {
     algorithm: String,
     chunk: u64,
     verified: bool,
+    /// Microseconds that the host takes to start an operation of devices.
+    host_us: f64,
     /// Operations of devices that accessed the buffers of other ranks.
     direct: u64,
 }
@@ -250,6 +252,7 @@ impl Rank<'_> {
         self.set_up(&buffers)?;
         self.run(&mut buffers, WARM_UP)?;
         self.run_rival(&mut buffers, 4)?;
+        self.run(&mut buffers, 4)?;
         let each = self.run(&mut buffers, 4)? / 4;
         let each = self.slowest(each)?;
         let wanted = Duration::from_millis(self.arguments.milliseconds).as_secs_f64();
@@ -261,6 +264,9 @@ impl Rank<'_> {
             if is_checked {
                 buffers.clear();
                 self.set_up(&buffers)?;
+                // Ranks open new buffers of each other.
+                self.run(&mut buffers, 1)?;
+                self.run(&mut buffers, 1)?;
             }
             self.domain.barrier(TIMEOUT).map_err(Failure::of)?;
             let took = self.run(&mut buffers, turns)?;
@@ -293,6 +299,7 @@ impl Rank<'_> {
             algorithm: used.algorithm.to_string(),
             chunk: if used.chunk_bits == 0 { 0 } else { 1 << used.chunk_bits },
             verified: all_verified[0] == 1,
+            host_us: self.device.as_ref().map_or(0.0, OnDevice::host_time) * 1e6,
             direct: self.device.as_ref().map_or(0, OnDevice::direct_operations) - direct_before,
         })
     }
@@ -349,7 +356,7 @@ impl Rank<'_> {
         let (data_type, reduce_op, root) = (DataType::F32, ReduceOp::Sum, 0);
         let call = HostCall { operation, data_type, reduce_op, root, input, send, output, receive };
         if let Some(device) = &mut self.device {
-            return device.run(&call, turns).map(|(took, _)| took);
+            return device.run(&call, turns);
         }
         let began = Instant::now();
         for _ in 0..turns {
@@ -364,9 +371,19 @@ impl Report {
     fn print(&self, is_json_only: bool) -> Result<(), Failure> {
         if !is_json_only {
             let mut rows = vec![
-                ["size", "time us", "GB/s", "rival us", "ratio", "algorithm", "chunk", "direct"]
-                    .map(str::to_owned)
-                    .to_vec(),
+                [
+                    "size",
+                    "time us",
+                    "GB/s",
+                    "rival us",
+                    "ratio",
+                    "algorithm",
+                    "chunk",
+                    "direct",
+                    "host us",
+                ]
+                .map(str::to_owned)
+                .to_vec(),
             ];
             for row in &self.rows {
                 rows.push(vec![
@@ -378,6 +395,7 @@ impl Report {
                     row.algorithm.clone(),
                     if row.chunk == 0 { String::new() } else { size::print(row.chunk) },
                     row.direct.to_string(),
+                    format!("{:.1}", row.host_us),
                 ]);
             }
             output::print(&format!(

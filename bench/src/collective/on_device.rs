@@ -20,6 +20,8 @@ pub(crate) struct OnDevice {
     stream: Stream,
     default_stream: Option<Stream>,
     memory: Option<(Memory, Memory)>,
+    /// How long the host took to start an operation, in the last measurement.
+    host_time: f64,
 }
 
 impl OnDevice {
@@ -46,12 +48,12 @@ impl OnDevice {
             nccl = Some(device.with_context(join).map_err(Failure::of)??);
             default_stream = Some(device.default_stream().map_err(Failure::of)?);
         }
-        Ok(Self { nccl, domain, stream, default_stream, memory: None })
+        Ok(Self { nccl, domain, stream, default_stream, memory: None, host_time: 0.0 })
     }
 
     /// Operations that accessed the buffers of other ranks.
     pub(crate) fn direct_operations(&self) -> u64 {
-        self.domain.direct_operations()
+        self.domain.outcomes().direct
     }
 
     /// Copies the buffers to the device.
@@ -80,13 +82,14 @@ impl OnDevice {
         self.memory.as_ref().map_or((0, 0), |(input, output)| (input.address(), output.address()))
     }
 
-    /// Carries out operations. Returns how long that took, and how long the host was busy.
+    /// How long the host took to start an operation, in seconds.
+    pub(crate) fn host_time(&self) -> f64 {
+        self.host_time
+    }
+
+    /// Carries out operations. Returns how long that took.
     #[allow(unsafe_code)]
-    pub(crate) fn run(
-        &mut self,
-        call: &HostCall<'_>,
-        turns: u64,
-    ) -> Result<(Duration, Duration), Failure> {
+    pub(crate) fn run(&mut self, call: &HostCall<'_>, turns: u64) -> Result<Duration, Failure> {
         let (input, output) = self.addresses();
         let pointer = |at: u64| std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
         let input = if call.operation == Operation::Broadcast { output } else { input };
@@ -96,10 +99,10 @@ impl OnDevice {
             // SAFETY: the memory has the elements of the operation, and is kept until the end.
             unsafe { self.domain.start(&call, &self.stream) }.map_err(Failure::of)?;
         }
-        let started = began.elapsed();
+        self.host_time = began.elapsed().as_secs_f64() / turns as f64;
         self.stream.synchronize(TIMEOUT).map_err(Failure::of)?;
         self.domain.check("benchmark").map_err(Failure::of)?;
-        Ok((began.elapsed(), started))
+        Ok(began.elapsed())
     }
 
     /// Carries out operations by the rival.

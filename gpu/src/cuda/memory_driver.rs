@@ -326,10 +326,11 @@ pub(super) fn attributes(context: &Context, address: Address) -> Result<PointerA
         Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
         Attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES,
         Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+        Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID,
     ];
     let (code, found) = pointer_attributes(&functions, wanted, address);
     context.check(operation, code)?;
-    let [memory_type, ordinal, is_managed, base, length, handle_types, pool] = found;
+    let [memory_type, ordinal, is_managed, base, length, handle_types, pool, id] = found;
     if memory_type == 0 {
         let detail = format!("the driver has no allocation at {address:#x}");
         return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
@@ -347,7 +348,7 @@ pub(super) fn attributes(context: &Context, address: Address) -> Result<PointerA
         Allocator::Plain
     };
     let device = (allocator != Allocator::Host).then(|| DeviceName::cuda(ordinal as u32));
-    Ok(PointerAttributes { device, allocator, base, length })
+    Ok(PointerAttributes { device, allocator, base, length, id })
 }
 
 /// Is physical memory mapped here, by any library?

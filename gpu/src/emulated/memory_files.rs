@@ -6,6 +6,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use threads::lock;
@@ -19,6 +20,9 @@ use crate::pointer_attributes::{Allocator, PointerAttributes};
 /// The known addresses of this process.
 static ALLOCATIONS: Mutex<BTreeMap<u64, KnownAllocation>> = Mutex::new(BTreeMap::new());
 
+/// The id of the next allocation.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
 struct KnownAllocation {
     attributes: PointerAttributes,
     /// The memory that is mapped there, if it was mapped.
@@ -28,7 +32,8 @@ struct KnownAllocation {
 impl KnownAllocation {
     fn new(device: Option<u32>, allocator: Allocator, base: u64, length: u64) -> Self {
         let device = device.map(DeviceName::emulated);
-        let attributes = PointerAttributes { device, allocator, base, length };
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let attributes = PointerAttributes { device, allocator, base, length, id };
         Self { attributes, physical: None }
     }
 
