@@ -2,7 +2,9 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::time::Duration;
 
+use collective::{Blocks, CommDomain, DataType, HostCall, ReduceOp};
 use gpu::{
     Allocator, Device, Implementation, Memory, PointerAttributes, Range, Slice, Stream, View,
 };
@@ -10,7 +12,7 @@ use pubsub::MemoryLocation;
 use transfer::{Buffer, HostBuffer};
 
 use crate::failure::{Failure, Operation, Result};
-use crate::ffi::CallerRange;
+use crate::ffi::{CallerBuffer, CallerRange};
 
 /// Memory of a caller.
 #[derive(Debug)]
@@ -193,6 +195,63 @@ fn host(range: CallerRange<'_>) -> CallerMemory<'_> {
     let start = std::ptr::with_exposed_provenance::<u8>(range.address() as usize);
     // SAFETY: not NULL, as its length is not 0, and valid for its length, as the range guarantees.
     CallerMemory::Host(unsafe { std::slice::from_raw_parts(start, range.length()) })
+}
+
+/// A collective operation between buffers of a caller in host memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CollectiveCall<'a> {
+    pub(crate) operation: collective::Operation,
+    pub(crate) data_type: DataType,
+    pub(crate) reduce_op: ReduceOp,
+    pub(crate) root: u32,
+    pub(crate) input: CallerBuffer<'a>,
+    pub(crate) send: Blocks<'a>,
+    pub(crate) output: CallerBuffer<'a>,
+    pub(crate) receive: Blocks<'a>,
+}
+
+/// Fails for memory that only a device accesses, by the drivers that this process has loaded.
+fn check_host(operation: Operation, buffer: CallerBuffer<'_>) -> Result<()> {
+    if buffer.is_null() {
+        return Ok(());
+    }
+    let found = PointerAttributes::of(buffer.start().expose_provenance() as u64);
+    let Some(PointerAttributes { device: Some(device), allocator, .. }) = found else {
+        return Ok(());
+    };
+    let is_of_device = !matches!(allocator, Allocator::Host | Allocator::Managed);
+    if is_of_device && device.implementation == Implementation::Cuda {
+        let detail = format!(
+            "the memory is of {device}: collective operations of a domain are in host memory. Copy it \
+             to the host"
+        );
+        return Err(Failure::invalid(operation, detail));
+    }
+    Ok(())
+}
+
+/// Carries out a collective operation.
+pub(crate) fn run_collective(
+    operation: Operation,
+    domain: &mut CommDomain,
+    call: &CollectiveCall<'_>,
+    timeout: Duration,
+) -> Result<()> {
+    check_host(operation, call.input)?;
+    check_host(operation, call.output)?;
+    let call = HostCall {
+        operation: call.operation,
+        data_type: call.data_type,
+        reduce_op: call.reduce_op,
+        root: call.root,
+        input: call.input.start(),
+        send: call.send,
+        output: call.output.start(),
+        receive: call.receive,
+    };
+    // SAFETY: the caller's buffers have the blocks that it states, apart from each other or in place, and
+    // no other thread uses them meanwhile, as the header demands.
+    Ok(unsafe { domain.run(&call, timeout) }?)
 }
 
 #[cfg(test)]
