@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use collective::{Blocks, CommDomain, DataType, HostCall, ReduceOp};
+use collective::{CommDomain, HostCall};
 use gpu::{
     Allocator, Device, Implementation, Memory, PointerAttributes, Range, Slice, Stream, View,
 };
@@ -197,19 +197,6 @@ fn host(range: CallerRange<'_>) -> CallerMemory<'_> {
     CallerMemory::Host(unsafe { std::slice::from_raw_parts(start, range.length()) })
 }
 
-/// A collective operation between buffers of a caller in host memory.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct CollectiveCall<'a> {
-    pub(crate) operation: collective::Operation,
-    pub(crate) data_type: DataType,
-    pub(crate) reduce_op: ReduceOp,
-    pub(crate) root: u32,
-    pub(crate) input: CallerBuffer<'a>,
-    pub(crate) send: Blocks<'a>,
-    pub(crate) output: CallerBuffer<'a>,
-    pub(crate) receive: Blocks<'a>,
-}
-
 /// Fails for memory that only a device accesses, by the drivers that this process has loaded.
 fn check_host(operation: Operation, buffer: CallerBuffer<'_>) -> Result<()> {
     if buffer.is_null() {
@@ -230,25 +217,19 @@ fn check_host(operation: Operation, buffer: CallerBuffer<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Carries out a collective operation.
+/// Carries out a collective operation between buffers of the caller in host memory. The call has no
+/// addresses yet.
 pub(crate) fn run_collective(
     operation: Operation,
     domain: &mut CommDomain,
-    call: &CollectiveCall<'_>,
+    call: HostCall<'_>,
+    input: CallerBuffer<'_>,
+    output: CallerBuffer<'_>,
     timeout: Duration,
 ) -> Result<()> {
-    check_host(operation, call.input)?;
-    check_host(operation, call.output)?;
-    let call = HostCall {
-        operation: call.operation,
-        data_type: call.data_type,
-        reduce_op: call.reduce_op,
-        root: call.root,
-        input: call.input.start(),
-        send: call.send,
-        output: call.output.start(),
-        receive: call.receive,
-    };
+    check_host(operation, input)?;
+    check_host(operation, output)?;
+    let call = HostCall { input: input.start(), output: output.start(), ..call };
     // SAFETY: the caller's buffers have the blocks that it states, apart from each other or in place, and
     // no other thread uses them meanwhile, as the header demands.
     Ok(unsafe { domain.run(&call, timeout) }?)

@@ -1,12 +1,13 @@
 //! Communication domains: collective operations in host memory.
 
 use std::path::Path;
+use std::ptr;
 use std::time::{Duration, Instant};
 
-use collective::{Blocks, CommDomain, Operation as Collective, ReduceOp};
+use collective::{Blocks, CommDomain, HostCall, Operation as Collective, ReduceOp};
 use launch::{Group, GroupOptions};
 
-use crate::caller_memory::{CollectiveCall, run_collective};
+use crate::caller_memory::run_collective;
 use crate::exclusive::Exclusive;
 use crate::failure::{Operation, Result, last_ranks};
 use crate::ffi::{Array, CallerBuffer, Out, OutArray, OutStruct, WithDefaults, export};
@@ -68,20 +69,21 @@ impl OpenDomain {
         to: Side<'_>,
         timeout: Timeout,
     ) -> Result<()> {
-        let call = CollectiveCall {
+        let ((input, send), (output, receive)) = (from, to);
+        let call = HostCall {
             operation: kind.operation,
             data_type: data_type(operation, kind.data_type)?,
             reduce_op: kind.reduce_op.map_or(Ok(ReduceOp::Sum), |op| reduce_op(operation, op))?,
             root: kind.root,
-            input: from.0,
-            send: from.1,
-            output: to.0,
-            receive: to.1,
+            input: ptr::null(),
+            send,
+            output: ptr::null_mut(),
+            receive,
         };
         let end = timeout.end();
         self.domain.with(operation, timeout, |joined| {
             let left = end.saturating_duration_since(Instant::now());
-            run_collective(operation, &mut joined.domain, &call, left)
+            run_collective(operation, &mut joined.domain, call, input, output, left)
         })
     }
 
