@@ -218,6 +218,33 @@ def test_gradients_of_ddp_are_those_of_gloo(tmp_path, options):
     check_like_gloo(2, tmp_path, body)
 
 
+def test_sharded_training_is_that_of_gloo(tmp_path):
+    pytest.importorskip("torch", "2", reason="fully_shard of PyTorch 1 does not load with Python 3.11")
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("this version of PyTorch has no fully_shard")
+    from torch.distributed import _functional_collectives
+    from torch.distributed.device_mesh import init_device_mesh
+
+    def body(rank):
+        mesh = init_device_mesh("cpu", (2,))
+        torch.manual_seed(5)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        for layer in (model[0], model[2], model):
+            fsdp.fully_shard(layer, mesh=mesh)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        losses = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            losses.append(model(value(rank, 4, 8)).square().mean())
+            losses[-1].backward()
+            optimizer.step()
+        summed = _functional_collectives.all_reduce(value(rank, 3), "sum", dist.group.WORLD)
+        return {"losses": [it.detach() for it in losses], "functional": [summed + 0]}
+
+    check_like_gloo(2, tmp_path, body)
+
+
 def test_killed_rank_is_named(tmp_path):
     def body(rank):
         dist.barrier()

@@ -100,6 +100,7 @@ class FabricastProcessGroup(_dist.ProcessGroup):
     def __init__(self, store, rank, size, timeout):
         super().__init__(rank, size)
         self._timeout = timeout.total_seconds()
+        self._group_name = ""
         self._domain = _join(store, rank, size, self._timeout)
 
     def getBackendName(self):
@@ -111,6 +112,19 @@ class FabricastProcessGroup(_dist.ProcessGroup):
 
     def name(self):
         return NAME
+
+    # PyTorch 2 keeps names of groups in their backends, of which this one has none.
+    def _set_group_name(self, name):
+        self._group_name = name
+
+    setGroupName = _set_group_name
+
+    def getGroupName(self):
+        return self._group_name
+
+    @property
+    def group_name(self):
+        return self._group_name
 
     def _reduction(self, operation, tensor, op):
         """The tensor as the domain reduces it, and the name of the reduction."""
