@@ -4,17 +4,18 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use collective::{Blocks, CommDomain, DataType, HostCall, Operation, ReduceOp};
+use collective::{Blocks, CommDomain, HostCall, Operation, ReduceOp};
 use launch::Group;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::array::{Operand, Source, run_collective};
+use crate::elements::{Elements, UnequalBlocks, reduce_op};
 use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Result};
 use crate::param_store::{
-    PyParameters, domain_key, domain_options, element_type, op_key, saved_parameters, wait_strategy,
+    PyParameters, domain_key, domain_options, op_key, saved_parameters, wait_strategy,
 };
 use crate::waits::{LONGEST_CALL, Timeout, interruptibly};
 
@@ -33,87 +34,6 @@ fn is_interrupted() -> bool {
         INTERRUPTED.set(raised);
     }
     is_interrupted
-}
-
-/// Elements of an array, as an operation sees them.
-#[derive(Debug, Clone, Copy)]
-struct Elements {
-    data_type: DataType,
-    /// Elements of the operation in one of the array: its bytes, for types that are only moved.
-    each: usize,
-}
-
-/// How a name says that elements are reduced.
-fn reduce_op(operation: &'static str, name: &str) -> Result<ReduceOp> {
-    let found = ReduceOp::ALL.into_iter().find(|op| op.name() == name);
-    found.ok_or_else(|| {
-        let names = ReduceOp::ALL.map(ReduceOp::name).join(", ");
-        Failure::invalid(operation, format!("op=\"{name}\": {names}"))
-    })
-}
-
-impl Elements {
-    fn moved(operation: &'static str, source: &Source) -> Result<Self> {
-        let data_type = source.data_type();
-        match (element_type(data_type), data_type.item_size()) {
-            (Some(data_type), _) => Ok(Self { data_type, each: 1 }),
-            (None, Some(size)) => Ok(Self { data_type: DataType::U8, each: size as usize }),
-            (None, None) => {
-                let cause = format!("elements of {data_type} share bytes: view them as uint8");
-                Err(Failure::invalid(operation, cause))
-            }
-        }
-    }
-
-    fn reduced(operation: &'static str, source: &Source, op: ReduceOp) -> Result<Self> {
-        let data_type = source.data_type();
-        let is_bool = data_type.codes() == (6, 8, 1);
-        match element_type(data_type) {
-            Some(data_type) => Ok(Self { data_type, each: 1 }),
-            None if is_bool && matches!(op, ReduceOp::Min | ReduceOp::Max | ReduceOp::Product) => {
-                Ok(Self { data_type: DataType::U8, each: 1 })
-            }
-            None => {
-                let remedy = if is_bool { ": min is \"all\", max is \"any\"" } else { "" };
-                let cause = format!("elements of {data_type} have no {op}{remedy}");
-                Err(Failure::invalid(operation, cause))
-            }
-        }
-    }
-
-    /// The elements of an array, for the operation.
-    fn count(self, source: &Source) -> usize {
-        (source.layout().elements() as usize).saturating_mul(self.each)
-    }
-
-    fn is_of(self, other: Self) -> bool {
-        (self.data_type, self.each) == (other.data_type, other.each)
-    }
-}
-
-/// Blocks of different numbers of elements, one after the other.
-#[derive(Debug)]
-struct UnequalBlocks {
-    counts: Vec<usize>,
-    offsets: Vec<usize>,
-}
-
-impl UnequalBlocks {
-    fn new(counts: &[usize], each: usize) -> Self {
-        let counts: Vec<_> = counts.iter().map(|count| count.saturating_mul(each)).collect();
-        let mut total = 0_usize;
-        let offsets = counts.iter().map(|count| {
-            let offset = total;
-            total = total.saturating_add(*count);
-            offset
-        });
-        let offsets = offsets.collect();
-        Self { counts, offsets }
-    }
-
-    fn get(&self) -> Blocks<'_> {
-        Blocks::Unequal { counts: &self.counts, offsets: &self.offsets }
-    }
 }
 
 /// A new array of the library of another one, with its type of elements.
@@ -183,7 +103,7 @@ impl PyDomain {
     ) -> HostCall<'static> {
         HostCall {
             operation,
-            data_type: elements.data_type,
+            data_type: elements.data_type(),
             reduce_op: reduce_op.unwrap_or(ReduceOp::Sum),
             root,
             input: std::ptr::null(),
@@ -252,10 +172,11 @@ impl PyDomain {
     /// The elements of each rank's block in an array.
     fn each(&self, operation: &'static str, elements: Elements, source: &Source) -> Result<usize> {
         let (count, ranks) = (elements.count(source), self.size as usize);
-        if count.is_multiple_of(ranks * elements.each) {
+        if count.is_multiple_of(ranks * elements.each()) {
             return Ok(count / ranks);
         }
-        let cause = format!("{} elements are not blocks for {ranks} ranks", count / elements.each);
+        let cause =
+            format!("{} elements are not blocks for {ranks} ranks", count / elements.each());
         Err(Failure::invalid(operation, cause))
     }
 }
@@ -318,8 +239,7 @@ impl PyDomain {
     /// Waits until all ranks have called it.
     #[pyo3(signature = (timeout=30.0))]
     fn barrier(&self, py: Python<'_>, timeout: Option<f64>) -> Result<()> {
-        let none = Elements { data_type: DataType::U8, each: 1 };
-        self.run(py, &Self::call(Operation::Barrier, none, None, 0), None, None, timeout)
+        self.run(py, &Self::call(Operation::Barrier, Elements::NONE, None, 0), None, None, timeout)
     }
 
     /// Reduces the arrays of all ranks, element by element. `op` is "sum", "product", "min", "max" or
@@ -429,7 +349,7 @@ impl PyDomain {
         let result = result_array(array, out, &shape)?;
         let target = Source::of(NAME, &result)?;
         Self::check_result(NAME, elements, &source, &target)?;
-        match counts.map(|counts| UnequalBlocks::new(&counts, elements.each)) {
+        match counts.map(|counts| UnequalBlocks::new(&counts, elements.each())) {
             Some(blocks) => {
                 self.run(py, &call, Some(from), Some((&target, blocks.get())), timeout)?
             }
@@ -471,7 +391,7 @@ impl PyDomain {
         let target = Source::of(NAME, &result)?;
         Self::check_result(NAME, elements, &source, &target)?;
         let to = (&target, Blocks::One(elements.count(&target)));
-        match counts.map(|counts| UnequalBlocks::new(&counts, elements.each)) {
+        match counts.map(|counts| UnequalBlocks::new(&counts, elements.each())) {
             Some(blocks) => {
                 self.run(py, &call, Some((&source, blocks.get())), Some(to), timeout)?
             }
@@ -510,8 +430,8 @@ impl PyDomain {
         Self::check_result(NAME, elements, &source, &target)?;
         match (send_counts, receive_counts) {
             (Some(send), Some(receive)) => {
-                let send = UnequalBlocks::new(&send, elements.each);
-                let receive = UnequalBlocks::new(&receive, elements.each);
+                let send = UnequalBlocks::new(&send, elements.each());
+                let receive = UnequalBlocks::new(&receive, elements.each());
                 let (from, to) = ((&source, send.get()), (&target, receive.get()));
                 self.run(py, &call, Some(from), Some(to), timeout)?;
             }
@@ -547,7 +467,7 @@ impl PyDomain {
         let elements = Elements::moved(NAME, &source)?;
         let call = Self::call(Operation::Gather, elements, None, root);
         let from = (&source, Blocks::One(elements.count(&source)));
-        let blocks = counts.as_ref().map(|counts| UnequalBlocks::new(counts, elements.each));
+        let blocks = counts.as_ref().map(|counts| UnequalBlocks::new(counts, elements.each()));
         if self.rank != root {
             // Not used, but the kind of its blocks is.
             let none = empty(array, &[0])?;
@@ -621,7 +541,7 @@ impl PyDomain {
         let target = Source::of(NAME, &result)?;
         Self::check_result(NAME, elements, &source, &target)?;
         let to = (&target, Blocks::One(elements.count(&target)));
-        match counts.map(|counts| UnequalBlocks::new(&counts, elements.each)) {
+        match counts.map(|counts| UnequalBlocks::new(&counts, elements.each())) {
             Some(blocks) => {
                 self.run(py, &call, Some((&source, blocks.get())), Some(to), timeout)?
             }

@@ -2,7 +2,7 @@
 //!
 //! Modules, each importing only those before it: `devices`, `structured`, `data_type`, `layout`, `failure`, `arguments`,
 //! `message_type`, `waits`, `exclusive`, `closable`, `array`, `streams`, `caller_stream`, `release`, `kept`, `memory`, `torch_allocator`,
-//! `shared`, `agent`, `publisher`, `topic_publisher`, `subscriber`, `topic`, `node`, `param_store`, `domain`, `group`, `information`, `log`.
+//! `shared`, `agent`, `publisher`, `topic_publisher`, `subscriber`, `topic`, `node`, `param_store`, `elements`, `domain`, `group`, `information`, `log`.
 
 mod agent;
 mod arguments;
@@ -12,6 +12,7 @@ mod closable;
 mod data_type;
 mod devices;
 mod domain;
+mod elements;
 mod exclusive;
 mod failure;
 mod group;
