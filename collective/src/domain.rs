@@ -20,6 +20,7 @@ use crate::param_table::ParamTable;
 use crate::parameters::{Algorithm, Parameters};
 use crate::peer_memory;
 use crate::rendezvous::Offer;
+use crate::saved_parameters::SavedParameters;
 use crate::statistics::ExecStat;
 use reduction::ReduceOp;
 
@@ -166,6 +167,12 @@ impl CommDomain {
     #[must_use]
     pub fn parameters(&self, key: OpKey) -> Parameters {
         self.table.as_ref().map_or_else(Parameters::default, |table| table.parameters(key))
+    }
+
+    /// Parameters to save: on rank 0 those that it has settled on, on others those in use.
+    #[must_use]
+    pub fn saved_parameters(&self) -> SavedParameters {
+        self.table.as_ref().map_or_else(SavedParameters::default, ParamTable::saved)
     }
 
     /// Changes of the parameters of a key, the latest first; none if this is not rank 0.

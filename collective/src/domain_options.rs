@@ -27,6 +27,7 @@ pub struct DomainOptions {
     learning: LearningOptions,
     fixed: Option<Parameters>,
     reads_peers: bool,
+    interruption: Option<fn() -> bool>,
 }
 
 impl Default for DomainOptions {
@@ -47,6 +48,7 @@ impl DomainOptions {
             learning: LearningOptions::default(),
             fixed: None,
             reads_peers: true,
+            interruption: None,
         }
     }
 
@@ -96,6 +98,14 @@ impl DomainOptions {
     #[must_use]
     pub fn reads_peers(mut self, reads_peers: bool) -> Self {
         self.reads_peers = reads_peers;
+        self
+    }
+
+    /// A function that is asked every 50 milliseconds while a rank waits for others in an operation of a
+    /// domain. When it returns true, the rank gives up, as if it had left: the domain is over.
+    #[must_use]
+    pub fn interruption(mut self, is_interrupted: fn() -> bool) -> Self {
+        self.interruption = Some(is_interrupted);
         self
     }
 
@@ -168,7 +178,7 @@ impl DomainOptions {
         };
         let deadline = ipc::deadline(self.timeout);
         let joined = rendezvous.join(self.timeout)?;
-        let (members, offers) = Members::new(joined, rank, key.digest())?;
+        let (members, offers) = Members::new(joined, rank, key.digest(), self.interruption)?;
         let members = Arc::new(members);
         Ok(MachineRanks { members, first_table, first_extra, deadline, offers })
     }

@@ -322,6 +322,20 @@ fn rank_that_has_left_is_named() {
 }
 
 #[test]
+fn rank_that_is_interrupted_gives_up_on_all_ranks() {
+    let options = DomainOptions::new().interruption(|| true);
+    let errors = run(2, &options, |mut domain| {
+        if domain.rank() == 1 {
+            thread::sleep(Duration::from_millis(300));
+        }
+        domain.barrier(TIMEOUT).unwrap_err()
+    });
+    for error in errors {
+        assert_eq!((error.kind(), error.ranks()), (ErrorKind::Closed, &[0][..]), "{error}");
+    }
+}
+
+#[test]
 fn invalid_arguments_leave_the_domain_as_it_is() {
     run(2, &DomainOptions::new(), |mut domain| {
         let invalid = |result: crate::Result<()>, part: &str| {

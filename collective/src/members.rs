@@ -94,6 +94,7 @@ pub(crate) struct Members {
     process_ids: Vec<u32>,
     rank: u32,
     fork_generation: ForkGeneration,
+    interruption: Option<fn() -> bool>,
 }
 
 /// The largest number of ranks: failures name them in 16 bits.
@@ -106,7 +107,12 @@ impl Members {
     }
 
     /// The view of a rank that has joined.
-    pub(crate) fn new(joined: JoinedRanks, rank: u32, key: u64) -> Result<(Self, Vec<Offer>)> {
+    pub(crate) fn new(
+        joined: JoinedRanks,
+        rank: u32,
+        key: u64,
+        interruption: Option<fn() -> bool>,
+    ) -> Result<(Self, Vec<Offer>)> {
         let JoinedRanks { segment, pidfds, process_ids, offers } = joined;
         let words = segment.words();
         let ranks = pidfds.len();
@@ -120,7 +126,9 @@ impl Members {
             }
         }
         let fork_generation = ForkGeneration::current();
-        Ok((Self { segment, words, pidfds, process_ids, rank, fork_generation }, offers))
+        let members =
+            Self { segment, words, pidfds, process_ids, rank, fork_generation, interruption };
+        Ok((members, offers))
     }
 
     pub(crate) fn rank(&self) -> u32 {
@@ -253,6 +261,9 @@ impl Members {
                     true => return Ok(true),
                     false => return Err(self.fail(Failure::Left { rank })),
                 },
+                None if self.interruption.is_some_and(|is_interrupted| is_interrupted()) => {
+                    return Err(self.fail(Failure::Left { rank: self.rank }));
+                }
                 None if Instant::now() >= wait.deadline => {
                     let late = (0..self.count()).min_by_key(|rank| self.published(*rank));
                     // The awaited rank may be only waiting itself.

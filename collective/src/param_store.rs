@@ -16,6 +16,7 @@ use crate::operation::OpKey;
 use crate::param_table::ParamTable;
 use crate::parameters::Parameters;
 use crate::rendezvous::Offer;
+use crate::saved_parameters::SavedParameters;
 use crate::statistics::ExecStat;
 
 /// An operation that a rank has entered.
@@ -62,6 +63,8 @@ pub struct Entry {
 ///     store.record(&entry, &stat)?;
 /// }
 /// assert!(store.parameters(key).alpha < 1000);
+/// let json = store.saved_parameters().to_json("a topology");
+/// assert!(collective::SavedParameters::from_json(&json, "a topology").is_ok());
 /// store.leave();
 /// # std::fs::remove_dir(&directory).unwrap();
 /// # Ok::<(), collective::Error>(())
@@ -158,6 +161,12 @@ impl ShmParamStore {
     #[must_use]
     pub fn has_lost_writer(&self) -> bool {
         self.members.has_ended(0) || self.table.as_ref().is_some_and(|table| table.has_left(0))
+    }
+
+    /// Parameters to save: on rank 0 those that it has settled on, on others those in use.
+    #[must_use]
+    pub fn saved_parameters(&self) -> SavedParameters {
+        self.table.as_ref().map_or_else(SavedParameters::default, ParamTable::saved)
     }
 
     /// Changes of the parameters of a key, the latest first; none if this is not rank 0.

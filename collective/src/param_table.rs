@@ -11,6 +11,7 @@ use crate::controller::{Choices, Controller};
 use crate::members::{Failure, Members, Outcome, Wait};
 use crate::operation::OpKey;
 use crate::parameters::Parameters;
+use crate::saved_parameters::SavedParameters;
 use crate::statistics::{Aggregation, ExecStat};
 
 /// When rank 0 aggregates the statistics of an operation.
@@ -243,6 +244,17 @@ impl ParamTable {
         change(&mut writer.controller);
         writer.unpublished.extend(writer.controller.learnt().map(|(key, _)| key));
         true
+    }
+
+    /// What was learnt: on rank 0 what it settled on, on others what they use.
+    pub(crate) fn saved(&self) -> SavedParameters {
+        let in_use = || {
+            let keys = (0..OpKey::COUNT).filter_map(OpKey::of_row);
+            let all = keys.map(|key| (key, self.parameters(key)));
+            all.filter(|(_, parameters)| *parameters != Parameters::default()).collect()
+        };
+        let learnt = self.controller().map(|controller| controller.learnt().collect());
+        SavedParameters { parameters: learnt.unwrap_or_else(in_use) }
     }
 
     /// Leaves: no rank waits for this one any more.

@@ -22,7 +22,7 @@ const VERSION: u64 = 1;
 /// let error = SavedParameters::from_json(&json, "4 GPUs").unwrap_err();
 /// assert!(error.to_string().contains("topology \"8 GPUs\""));
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SavedParameters {
     /// Parameters of each key.
     pub parameters: Vec<(OpKey, Parameters)>,

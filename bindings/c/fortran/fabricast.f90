@@ -15,7 +15,7 @@
 !     end if
 !
 ! An array that transfers read or write while the program continues should have the attributes
-! target and asynchronous.
+! target and asynchronous. Collective operations are in the module fabricast_collective.
 module fabricast
     use, intrinsic :: iso_c_binding
     implicit none
@@ -50,6 +50,8 @@ module fabricast
     integer(c_int32_t), parameter, public :: FABRICAST_E_STALE = -24
     integer(c_int32_t), parameter, public :: FABRICAST_E_CANCELLED = -25
     integer(c_int32_t), parameter, public :: FABRICAST_E_NO_PUBLISHERS = -26
+    integer(c_int32_t), parameter, public :: FABRICAST_E_RANK_FAILED = -27
+    integer(c_int32_t), parameter, public :: FABRICAST_E_MISMATCH = -28
 
     integer(c_int64_t), parameter, public :: FABRICAST_NOW = 0
     integer(c_int64_t), parameter, public :: FABRICAST_FOREVER = -1

@@ -1,8 +1,9 @@
 /*
  * fabricast.h - topics: one copy of a message in GPU or host memory, read by any number of
  * processes, on any number of machines; agents: put into and get from memory of other
- * processes, by the best path; and shared memory, which other processes open by a token. For C99
- * and C++; link with -lfabricast. For Fortran: fabricast.f90. For PyTorch: fabricast_torch.hpp.
+ * processes, by the best path; shared memory, which other processes open by a token; and
+ * collective operations among the ranks of a job. For C99 and C++; link with -lfabricast. For
+ * Fortran: fabricast.f90. For PyTorch: fabricast_torch.hpp. For C++: fabricast_collective.hpp.
  *
  *     fabricast_node *node;
  *     fabricast_topic *topic;
@@ -26,9 +27,10 @@
  * leaves the node, which can take seconds. Closing an agent ends its regions and routes, whose
  * handles are closed separately.
  *
- * Functions may be called by any thread. A loan, subscriber or agent is used by one thread at a
- * time; other threads wait, no longer than their timeout. After a fork the child needs its own
- * handles; with those of its parent it gets FABRICAST_E_FORKED.
+ * Functions may be called by any thread. A loan, subscriber, agent, communication domain or
+ * parameter store is used by one thread at a time; other threads wait, no longer than their
+ * timeout. After a fork the child needs its own handles; with those of its parent it gets
+ * FABRICAST_E_FORKED.
  *
  * Binary interface: FABRICAST_ABI is also the number in the name of the shared library.
  * Within one number, functions are only added; structures only grow at their end, and contain
@@ -85,6 +87,9 @@ typedef int32_t fabricast_status;
                                               because one that it waited for failed */
 #define FABRICAST_E_NO_PUBLISHERS (-26)    /* the last publisher has gone, and the subscriber was
                                               asked to end then */
+#define FABRICAST_E_RANK_FAILED (-27)      /* the process of a rank has ended */
+#define FABRICAST_E_MISMATCH (-28)         /* ranks called different operations, or with different
+                                              arguments */
 
 /* Name of a status, never NULL. */
 const char *fabricast_status_name(fabricast_status status);
@@ -1308,6 +1313,309 @@ typedef struct fabricast_agent_event {
 /* The next event, and makes progress meanwhile. */
 fabricast_status fabricast_agent_next_event(fabricast_agent *agent, fabricast_timeout timeout,
                                             fabricast_agent_event *event, size_t size);
+
+/* ----------------------------------------------------------- communication domains */
+
+/*
+ * Collective operations among processes of one machine, in host memory:
+ *
+ *     fabricast_domain_join_launched(NULL, &domain);         // of mpirun, srun or torchrun
+ *     fabricast_domain_all_reduce(domain, NULL, sums, count, FABRICAST_TYPE_F64,
+ *                                 FABRICAST_REDUCE_SUM, FABRICAST_SECONDS(10));
+ *     fabricast_domain_close(domain, FABRICAST_SECONDS(10));
+ */
+
+/* The ranks that carry out collective operations together, as one of them sees them. */
+typedef struct fabricast_domain fabricast_domain;
+
+/* Types of elements. Operations that only move elements take FABRICAST_TYPE_U8, and bytes as count,
+ * for types that are not here. */
+#define FABRICAST_TYPE_U8 1
+#define FABRICAST_TYPE_I8 2
+#define FABRICAST_TYPE_U16 3
+#define FABRICAST_TYPE_I16 4
+#define FABRICAST_TYPE_U32 5
+#define FABRICAST_TYPE_I32 6
+#define FABRICAST_TYPE_U64 7
+#define FABRICAST_TYPE_I64 8
+#define FABRICAST_TYPE_F16 9
+#define FABRICAST_TYPE_BF16 10
+#define FABRICAST_TYPE_F32 11
+#define FABRICAST_TYPE_F64 12
+
+/* How elements of several ranks become one. Integers wrap. Elements are combined in the order of the
+ * ranks; those of half precision in single precision, rounded once at the end. */
+#define FABRICAST_REDUCE_SUM 1
+#define FABRICAST_REDUCE_PRODUCT 2
+#define FABRICAST_REDUCE_MIN 3
+#define FABRICAST_REDUCE_MAX 4
+#define FABRICAST_REDUCE_MEAN 5 /* the sum divided by the number of ranks */
+
+/* Collective operations, as keys of parameters. */
+#define FABRICAST_OPERATION_ALL_REDUCE 1
+#define FABRICAST_OPERATION_ALL_GATHER 2
+#define FABRICAST_OPERATION_REDUCE_SCATTER 3
+#define FABRICAST_OPERATION_BROADCAST 4
+#define FABRICAST_OPERATION_ALL_TO_ALL 5
+#define FABRICAST_OPERATION_GATHER 6
+#define FABRICAST_OPERATION_SCATTER 7
+#define FABRICAST_OPERATION_REDUCE 8
+#define FABRICAST_OPERATION_BARRIER 9
+
+#define FABRICAST_ALGORITHM_AUTOMATIC 0 /* the default of the operation and the size */
+#define FABRICAST_ALGORITHM_ONE_STEP 1  /* each rank reads all that it needs from each other rank */
+#define FABRICAST_ALGORITHM_TWO_STEP 2  /* each rank reduces its part, then the parts are gathered */
+#define FABRICAST_ALGORITHM_DIRECT 3    /* the same, but ranks read the memory of each other */
+
+/* The parameters of an operation, which are the same on all ranks. Does not grow. */
+typedef struct fabricast_parameters {
+    uint32_t alpha;      /* share of the bytes that the fast path moves, in thousandths */
+    uint32_t chunk_bits; /* bytes that are moved at once, as a power of two; 0: the default */
+    uint32_t stripes;    /* streams or links that a path uses; 0: the default */
+    uint32_t algorithm;  /* FABRICAST_ALGORITHM_... */
+} fabricast_parameters;
+
+/* How the times of the ranks become the time of the operation. */
+#define FABRICAST_AGGREGATION_MAX 0
+#define FABRICAST_AGGREGATION_MEAN 1
+#define FABRICAST_AGGREGATION_PERCENTILE 2
+
+#define FABRICAST_AGGREGATE_AT_NEXT_ENTRANCE 0 /* rank 0 at a later entrance; no rank waits */
+#define FABRICAST_AGGREGATE_IN_ROUNDS 1 /* rank 0 when it records: it waits for the other ranks */
+
+/* Fill it with fabricast_domain_options_init, then change fields. Equal on all ranks, except for the
+ * directory's spelling, timeout and waiting. */
+typedef struct fabricast_domain_options {
+    size_t size;               /* of this structure, as the caller knows it */
+    const char *directory;     /* in which ranks find each other; NULL: FABRICAST_DIRECTORY of the
+                                  environment, or else a default directory of the user */
+    const char *job;           /* domains of different jobs do not mix; NULL: "" */
+    const uint32_t *ranks;     /* ranks of the job that belong to the domain, whose rank n is the
+                                  nth of them; NULL: all of the job */
+    size_t rank_count;
+    const fabricast_parameters *candidates; /* what a parameter store chooses from; NULL: defaults */
+    size_t candidate_count;
+    uint64_t topology_hash;    /* of machines and devices, which may be anything */
+    int64_t timeout;           /* nanoseconds for which a rank waits for the others to join; -1:
+                                  without a timeout */
+    int64_t round_timeout;     /* nanoseconds that rank 0 waits for the statistics of a round */
+    uint32_t waiting;          /* FABRICAST_WAITING_... */
+    uint32_t window;           /* operations that a rank may be ahead of another one, at least 1;
+                                  new parameters take effect so many operations later */
+    uint32_t aggregation;      /* FABRICAST_AGGREGATION_... */
+    uint32_t percentile;       /* of FABRICAST_AGGREGATION_PERCENTILE, 0 to 100 */
+    uint32_t aggregation_point; /* FABRICAST_AGGREGATE_... */
+    uint32_t first_alpha;      /* first share of the fast path that a parameter store tries, in
+                                  thousandths; 1000: there is no second path */
+    uint32_t reads_peers;      /* 0: ranks do not read the memory of each other by the kernel */
+    uint32_t is_fixed;         /* 1: all operations of the domain use `parameters`; nothing is
+                                  learnt */
+    fabricast_parameters parameters;
+} fabricast_domain_options;
+
+/* fabricast_domain_options_init(&options, sizeof options) */
+fabricast_status fabricast_domain_options_init(fabricast_domain_options *options, size_t size);
+
+/*
+ * Joins the domain of a job of world_size processes, as the rank of this number in the domain. All
+ * ranks join with the same arguments, beside their number; the call waits until they have come. NULL
+ * options mean the defaults.
+ *
+ * FABRICAST_E_DEADLINE_EXCEEDED with the ranks that have not come; FABRICAST_E_VERSION_MISMATCH if
+ * ranks are of different builds, or have different options.
+ */
+fabricast_status fabricast_domain_join(uint32_t world_size, uint32_t rank,
+                                       const fabricast_domain_options *options,
+                                       fabricast_domain **domain);
+
+/*
+ * Joins the domain of all ranks that mpirun, srun or torchrun started; without a launcher it has one
+ * rank. `job`, `ranks` and `topology_hash` of the options are those of the launcher, and not set.
+ * FABRICAST_E_NOT_FOUND if ranks are on several machines.
+ */
+fabricast_status fabricast_domain_join_launched(const fabricast_domain_options *options,
+                                                fabricast_domain **domain);
+
+/* Leaves when all ranks have called it; after a failure the rank has left nevertheless.
+ * FABRICAST_NOW leaves at once: operations of the others fail with FABRICAST_E_CLOSED. An operation of
+ * another thread is waited for. */
+fabricast_status fabricast_domain_close(fabricast_domain *domain, fabricast_timeout timeout);
+
+fabricast_status fabricast_domain_rank(fabricast_domain *domain, uint32_t *rank);
+fabricast_status fabricast_domain_size(fabricast_domain *domain, uint32_t *size);
+
+/* Copies as many ranks as `capacity` that caused the last error of the calling thread. Returns the
+ * number of all; 0 if they are not known, or the error is of no domain. */
+size_t fabricast_error_ranks(uint32_t *ranks, size_t capacity);
+
+/*
+ * All ranks call the same operations in the same order, with the same count, type, reduction and root.
+ * Counts and offsets are in elements. Buffers are in host memory, apart from each other, or in place:
+ * that is what NULL means below. They are not used after the call.
+ *
+ * After FABRICAST_E_INVALID_ARGUMENT, also for FABRICAST_E_BAD_HANDLE and a handle that another thread
+ * uses, the domain goes on. After each other error it is over, on all ranks:
+ * FABRICAST_E_MISMATCH if ranks called different operations, FABRICAST_E_RANK_FAILED if a process has
+ * ended, FABRICAST_E_CLOSED if it has left, and FABRICAST_E_DEADLINE_EXCEEDED if it did not take part
+ * within the timeout. fabricast_error_ranks has the ranks. Signal handlers do not end these calls.
+ */
+
+/* Waits until all ranks have called it. */
+fabricast_status fabricast_domain_barrier(fabricast_domain *domain, fabricast_timeout timeout);
+
+/* Reduces the elements of all ranks to those of each. NULL input: they are in the output. */
+fabricast_status fabricast_domain_all_reduce(fabricast_domain *domain, const void *input,
+                                             void *output, size_t count, uint32_t type,
+                                             uint32_t op, fabricast_timeout timeout);
+
+/* Reduces the elements of all ranks to those of the root; other outputs may be NULL. NULL input: they
+ * are in the output, which only changes at the root. */
+fabricast_status fabricast_domain_reduce(fabricast_domain *domain, const void *input,
+                                         void *output, size_t count, uint32_t type, uint32_t op,
+                                         uint32_t root, fabricast_timeout timeout);
+
+/* Copies the buffer of the root to those of all. */
+fabricast_status fabricast_domain_broadcast(fabricast_domain *domain, void *buffer, size_t count,
+                                            uint32_t type, uint32_t root,
+                                            fabricast_timeout timeout);
+
+/* Copies `count` elements of each rank to all, in the order of the ranks. NULL input: they are in
+ * their place in the output. */
+fabricast_status fabricast_domain_all_gather(fabricast_domain *domain, const void *input,
+                                             void *output, size_t count, uint32_t type,
+                                             fabricast_timeout timeout);
+
+/* Reduces a block of `count` elements for each rank: rank n gets that of the nth blocks. NULL input: the
+ * blocks are in the output, and the result is at its start. */
+fabricast_status fabricast_domain_reduce_scatter(fabricast_domain *domain, const void *input,
+                                                 void *output, size_t count, uint32_t type,
+                                                 uint32_t op, fabricast_timeout timeout);
+
+/* Copies the nth block of `count` elements of each rank to rank n. NULL input: blocks are exchanged in
+ * the output. */
+fabricast_status fabricast_domain_all_to_all(fabricast_domain *domain, const void *input,
+                                             void *output, size_t count, uint32_t type,
+                                             fabricast_timeout timeout);
+
+/* Copies `count` elements of each rank to the root; other outputs may be NULL. NULL input of the root:
+ * its elements are in their place in the output. */
+fabricast_status fabricast_domain_gather(fabricast_domain *domain, const void *input,
+                                         void *output, size_t count, uint32_t type,
+                                         uint32_t root, fabricast_timeout timeout);
+
+/* Copies a block of `count` elements of the root to each rank; other inputs may be NULL. NULL output of
+ * the root: its block stays in the input. */
+fabricast_status fabricast_domain_scatter(fabricast_domain *domain, const void *input,
+                                          void *output, size_t count, uint32_t type,
+                                          uint32_t root, fabricast_timeout timeout);
+
+/*
+ * The same with blocks of different numbers of elements: counts[n] elements of or for rank n, from
+ * offsets[n] on. NULL offsets: blocks follow each other. Lists of gather and scatter are used at the
+ * root only. The number of elements that a rank gives is the one that the other rank takes.
+ */
+fabricast_status fabricast_domain_all_gather_unequal(fabricast_domain *domain, const void *input,
+                                                     size_t count, void *output,
+                                                     const size_t *counts, const size_t *offsets,
+                                                     uint32_t type, fabricast_timeout timeout);
+fabricast_status fabricast_domain_reduce_scatter_unequal(fabricast_domain *domain,
+                                                         const void *input, void *output,
+                                                         const size_t *counts,
+                                                         const size_t *offsets, uint32_t type,
+                                                         uint32_t op, fabricast_timeout timeout);
+/* NULL input with NULL send_counts: blocks are exchanged in the output. */
+fabricast_status fabricast_domain_all_to_all_unequal(
+    fabricast_domain *domain, const void *input, const size_t *send_counts,
+    const size_t *send_offsets, void *output, const size_t *receive_counts,
+    const size_t *receive_offsets, uint32_t type, fabricast_timeout timeout);
+fabricast_status fabricast_domain_gather_unequal(fabricast_domain *domain, const void *input,
+                                                 size_t count, void *output,
+                                                 const size_t *counts, const size_t *offsets,
+                                                 uint32_t type, uint32_t root,
+                                                 fabricast_timeout timeout);
+fabricast_status fabricast_domain_scatter_unequal(fabricast_domain *domain, const void *input,
+                                                  const size_t *counts, const size_t *offsets,
+                                                  void *output, size_t count, uint32_t type,
+                                                  uint32_t root, fabricast_timeout timeout);
+
+/* ---------------------------------------------------------------- parameter stores */
+
+/*
+ * For programs that carry out collective operations themselves, on two paths: all ranks use the same
+ * parameters in the operation of the same number. Rank 0 learns them from what all ranks record.
+ *
+ *     options.first_alpha = 900;          // the second path gets a tenth of the bytes at first
+ *     fabricast_param_store_attach(ranks, rank, &options, &store);
+ *     fabricast_param_store_enter(store, FABRICAST_OPERATION_ALL_GATHER, bytes, FABRICAST_TYPE_U8,
+ *                                 FABRICAST_SECONDS(10), &entry);
+ *     ... move entry.parameters.alpha thousandths of the bytes on the fast path ...
+ *     fabricast_param_store_record(store, &entry, &stat);
+ *
+ * For C++ there is a class: fabricast_collective.hpp.
+ */
+typedef struct fabricast_param_store fabricast_param_store;
+
+/* An operation that a rank has entered. Does not grow. */
+typedef struct fabricast_param_entry {
+    uint64_t number;    /* from 1: the same on all ranks */
+    uint64_t bytes;     /* the largest size for which the parameters are */
+    uint32_t operation; /* FABRICAST_OPERATION_... */
+    uint32_t type;      /* FABRICAST_TYPE_... */
+    fabricast_parameters parameters; /* the same on all ranks */
+} fabricast_param_entry;
+
+/* How an operation went on this rank. Does not grow. */
+typedef struct fabricast_exec_stat {
+    uint64_t fast_time;    /* nanoseconds of the fast path; 0: it moved nothing */
+    uint64_t second_time;  /* of the second path */
+    uint64_t fast_bytes;   /* bytes that the fast path moved */
+    uint64_t second_bytes; /* that the second path moved */
+    uint64_t success;      /* 0: not all bytes arrived */
+} fabricast_exec_stat;
+
+/* Attaches to the store of a job, as fabricast_domain_join joins its domain. */
+fabricast_status fabricast_param_store_attach(uint32_t world_size, uint32_t rank,
+                                              const fabricast_domain_options *options,
+                                              fabricast_param_store **store);
+
+/* Leaves: no rank waits for this one any more. */
+fabricast_status fabricast_param_store_leave(fabricast_param_store *store);
+
+/* Enters the next operation. All ranks enter the same ones in the same order; one that is too far
+ * ahead waits. After FABRICAST_E_DEADLINE_EXCEEDED, with the rank that is behind, it is not entered, and
+ * the call can be repeated. Ranks whose process has ended are not waited for. */
+fabricast_status fabricast_param_store_enter(fabricast_param_store *store, uint32_t operation,
+                                             uint64_t bytes, uint32_t type,
+                                             fabricast_timeout timeout,
+                                             fabricast_param_entry *entry);
+
+/* Records how an operation went. */
+fabricast_status fabricast_param_store_record(fabricast_param_store *store,
+                                              const fabricast_param_entry *entry,
+                                              const fabricast_exec_stat *stat);
+
+/* The parameters of a key in the operation that was entered last. */
+fabricast_status fabricast_param_store_parameters(fabricast_param_store *store,
+                                                  uint32_t operation, uint64_t bytes,
+                                                  uint32_t type,
+                                                  fabricast_parameters *parameters);
+
+/* 1: rank 0 has ended or left, so that the parameters stay as they are. */
+fabricast_status fabricast_param_store_writer_lost(fabricast_param_store *store,
+                                                   uint64_t *is_lost);
+
+/* 1: stops learning; 0: continues it. Without effect on other ranks than 0. */
+fabricast_status fabricast_param_store_freeze(fabricast_param_store *store, uint32_t is_frozen);
+
+/* The parameters as JSON, which fabricast_text_free frees: on rank 0 those that it has settled on, on
+ * others those in use. `topology` names the machines, and may be NULL. */
+fabricast_status fabricast_param_store_save(fabricast_param_store *store, const char *topology,
+                                            char **json);
+
+/* Uses saved parameters from now on. Without effect on other ranks than 0. FABRICAST_E_MALFORMED for
+ * those of another topology or version, or other text. */
+fabricast_status fabricast_param_store_load(fabricast_param_store *store, const char *topology,
+                                            const char *json, size_t length);
 
 #ifdef __cplusplus
 }

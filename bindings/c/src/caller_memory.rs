@@ -2,7 +2,9 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::time::Duration;
 
+use collective::{CommDomain, HostCall};
 use gpu::{
     Allocator, Device, Implementation, Memory, PointerAttributes, Range, Slice, Stream, View,
 };
@@ -10,7 +12,7 @@ use pubsub::MemoryLocation;
 use transfer::{Buffer, HostBuffer};
 
 use crate::failure::{Failure, Operation, Result};
-use crate::ffi::CallerRange;
+use crate::ffi::{CallerBuffer, CallerRange};
 
 /// Memory of a caller.
 #[derive(Debug)]
@@ -193,6 +195,44 @@ fn host(range: CallerRange<'_>) -> CallerMemory<'_> {
     let start = std::ptr::with_exposed_provenance::<u8>(range.address() as usize);
     // SAFETY: not NULL, as its length is not 0, and valid for its length, as the range guarantees.
     CallerMemory::Host(unsafe { std::slice::from_raw_parts(start, range.length()) })
+}
+
+/// Fails for memory that only a device accesses, by the drivers that this process has loaded.
+fn check_host(operation: Operation, buffer: CallerBuffer<'_>) -> Result<()> {
+    if buffer.is_null() {
+        return Ok(());
+    }
+    let found = PointerAttributes::of(buffer.start().expose_provenance() as u64);
+    let Some(PointerAttributes { device: Some(device), allocator, .. }) = found else {
+        return Ok(());
+    };
+    let is_of_device = !matches!(allocator, Allocator::Host | Allocator::Managed);
+    if is_of_device && device.implementation == Implementation::Cuda {
+        let detail = format!(
+            "the memory is of {device}: collective operations of a domain are in host memory. Copy it \
+             to the host"
+        );
+        return Err(Failure::invalid(operation, detail));
+    }
+    Ok(())
+}
+
+/// Carries out a collective operation between buffers of the caller in host memory. The call has no
+/// addresses yet.
+pub(crate) fn run_collective(
+    operation: Operation,
+    domain: &mut CommDomain,
+    call: HostCall<'_>,
+    input: CallerBuffer<'_>,
+    output: CallerBuffer<'_>,
+    timeout: Duration,
+) -> Result<()> {
+    check_host(operation, input)?;
+    check_host(operation, output)?;
+    let call = HostCall { input: input.start(), output: output.start(), ..call };
+    // SAFETY: the caller's buffers have the blocks that it states, apart from each other or in place, and
+    // no other thread uses them meanwhile, as the header demands.
+    Ok(unsafe { domain.run(&call, timeout) }?)
 }
 
 #[cfg(test)]

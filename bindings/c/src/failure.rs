@@ -20,6 +20,8 @@ pub(crate) struct Failure {
     operation: Cow<'static, CStr>,
     /// The whole message.
     message: Cow<'static, CStr>,
+    /// Ranks that caused it.
+    ranks: Vec<u32>,
 }
 
 /// A C string without inner zeros.
@@ -33,7 +35,8 @@ impl Failure {
     pub(crate) fn new(status: Status, operation: Operation, detail: impl fmt::Display) -> Self {
         let (label, tried) = (status.label().to_string_lossy(), operation.to_string_lossy());
         let message = c_text(format!("{tried} failed: {label}: {detail}"));
-        Self { status, operation: Cow::Borrowed(operation), message: Cow::Owned(message) }
+        let (operation, message) = (Cow::Borrowed(operation), Cow::Owned(message));
+        Self { status, operation, message, ranks: Vec::new() }
     }
 
     /// Without allocation: for frequent failures.
@@ -42,7 +45,8 @@ impl Failure {
         operation: Operation,
         message: &'static CStr,
     ) -> Self {
-        Self { status, operation: Cow::Borrowed(operation), message: Cow::Borrowed(message) }
+        let (operation, message) = (Cow::Borrowed(operation), Cow::Borrowed(message));
+        Self { status, operation, message, ranks: Vec::new() }
     }
 
     pub(crate) fn invalid(operation: Operation, detail: impl fmt::Display) -> Self {
@@ -52,7 +56,8 @@ impl Failure {
     /// With this text as the message.
     pub(crate) fn from_text(status: Status, operation: &str, message: String) -> Self {
         let message = Cow::Owned(c_text(message));
-        Self { status, operation: Cow::Owned(c_text(operation)), message }
+        let operation = Cow::Owned(c_text(operation));
+        Self { status, operation, message, ranks: Vec::new() }
     }
 }
 
@@ -69,6 +74,21 @@ macro_rules! from_errors {
 
 from_errors!(pubsub::Error, gpu::Error, transfer::Error, fabric::Error);
 
+/// Converts errors that ranks may have caused.
+macro_rules! from_errors_of_ranks {
+    ($($error:ty),*) => {$(
+        impl From<$error> for Failure {
+            fn from(error: $error) -> Self {
+                let text = error.to_string();
+                let failure = Self::from_text(error.kind().into(), error.operation(), text);
+                Self { ranks: error.ranks().to_vec(), ..failure }
+            }
+        }
+    )*};
+}
+
+from_errors_of_ranks!(collective::Error, launch::Error);
+
 const NONE: Failure = Failure::fixed(Status::Ok, c"", c"");
 
 thread_local! {
@@ -83,6 +103,11 @@ pub(crate) fn set_last_error(failure: Failure) {
 
 pub(crate) fn clear_last_error() {
     set_last_error(NONE);
+}
+
+/// Ranks that caused the thread's last error.
+pub(crate) fn last_ranks() -> Vec<u32> {
+    LAST.try_with(|last| last.borrow().ranks.clone()).unwrap_or_default()
 }
 
 /// Status of the thread's last error.

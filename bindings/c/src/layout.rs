@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 mod agents;
+mod collectives;
 mod tensor;
 mod values;
 
@@ -22,6 +23,9 @@ use crate::network::{address, local_address};
 
 pub(crate) use self::agents::{
     RawAgentEvent, RawAgentOptions, RawCardInfo, RawNotice, RawPart, RawStrided,
+};
+pub(crate) use self::collectives::{
+    RawDomainOptions, RawExecStat, RawParamEntry, RawParameters, data_type, op_key, reduce_op,
 };
 pub(crate) use self::tensor::RawTensor;
 pub(crate) use self::values::flag;
@@ -49,12 +53,20 @@ layouts! {
     RawNotice<'_>: 32,
     RawStrided: 104,
     RawTensor<'_>: 40,
+    RawDomainOptions: 128,
 }
 
 // SAFETY: addresses and a number, which are valid for any bytes.
 unsafe impl Plain for RawPart<'_> {}
 // SAFETY: numbers and bytes without gaps, which are valid for any bytes.
 unsafe impl Plain for RawTopicPublisher {}
+
+// SAFETY: four numbers.
+unsafe impl Plain for RawParameters {}
+// SAFETY: numbers without gaps.
+unsafe impl Plain for RawParamEntry {}
+// SAFETY: as above.
+unsafe impl Plain for RawExecStat {}
 
 /// `fabricast_node_options`.
 #[derive(Debug, Clone, Copy, Default)]

@@ -2,18 +2,20 @@
 //!
 //! Arguments are checked in [`ffi`], the only module that accesses memory of the caller, except
 //! [`caller_memory`]. Handles are looked up in tables ([`handle`], [`registry`]), so that a closed
-//! one is an error and never a wild pointer. The rest is safe code over `pubsub` and `transfer`.
+//! one is an error and never a wild pointer. The rest is safe code over `pubsub`, `transfer` and
+//! `collective`.
 //!
 //! Modules, each importing only those before it: `status`, `failure`, `timeout`, `handle`,
 //! `ffi`, `registry`, `exclusive`, `caller_memory`, `network`, `layout`, `log`, `variables`,
 //! `node`, `topic`, `publisher`, `subscriber`, `stream`, `release`, `memory`, `share`, `agent`,
-//! `rgaps`.
+//! `domain`, `param_store`, `rgaps`.
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("handles have 64 bits: for machines with 64-bit pointers only");
 
 mod agent;
 mod caller_memory;
+mod domain;
 mod exclusive;
 mod failure;
 #[cfg(test)]
@@ -25,6 +27,7 @@ mod log;
 mod memory;
 mod network;
 mod node;
+mod param_store;
 mod publisher;
 mod registry;
 mod release;
@@ -40,7 +43,9 @@ mod variables;
 #[cfg(test)]
 mod tests {
     use super::handle::Kind;
-    use super::{agent, exclusive, memory, node, publisher, rgaps, share, subscriber, topic};
+    use super::{
+        agent, domain, exclusive, memory, node, publisher, rgaps, share, subscriber, topic,
+    };
 
     #[test]
     fn kinds_of_handles_have_different_numbers() {
@@ -61,6 +66,8 @@ mod tests {
             transfer::Region::NUMBER,
             agent::OpenRoute::NUMBER,
             transfer::PreparedTransfer::NUMBER,
+            domain::OpenDomain::NUMBER,
+            exclusive::Exclusive::<collective::ShmParamStore>::NUMBER,
         ];
         numbers.sort_unstable();
         assert!(numbers.windows(2).all(|pair| pair[0] < pair[1]), "{numbers:?}");

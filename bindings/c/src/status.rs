@@ -14,7 +14,7 @@ macro_rules! statuses {
 
         impl Status {
             /// Labels in the order of the numbers.
-            const ALL: [(Self, &CStr); 27] = [$((Self::$name, $label),)*];
+            const ALL: [(Self, &CStr); 29] = [$((Self::$name, $label),)*];
         }
     };
 }
@@ -47,6 +47,8 @@ statuses! {
     Stale = -24 c"stale",
     Cancelled = -25 c"cancelled",
     NoPublishers = -26 c"no publishers",
+    RankFailed = -27 c"a rank has ended",
+    Mismatch = -28 c"ranks called different operations",
 }
 
 impl Status {
@@ -92,6 +94,12 @@ from_kinds! {
         NotAllowed => Denied;
     fabric: InvalidArgument | NoProvider,
         NoLibrary => NoProvider;
+    collective: InvalidArgument | Mismatch | VersionMismatch | DeadlineExceeded | RankFailed
+        | Closed | Malformed | Forked,
+        Unavailable => NotFound;
+    launch: InvalidArgument | VersionMismatch | DeadlineExceeded | RankFailed | Closed | Malformed,
+        InvalidEnvironment => InvalidArgument,
+        Unavailable => NotFound;
     gpu: InvalidArgument | OverBudget | DeadlineExceeded | Forked,
         OutOfBounds => InvalidArgument,
         NoSuchDevice | Unavailable => NotFound,

@@ -1,6 +1,7 @@
 //! Errors, as exceptions of `fabricast.errors`.
 
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 /// The result of a call.
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
@@ -8,8 +9,8 @@ pub(crate) type Result<T> = std::result::Result<T, Failure>;
 /// Why a call failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Of the library: the class of the exception, the operation, and the text.
-    Library { class: String, operation: &'static str, text: String },
+    /// Of the library: the class of the exception, the operation, the text, and the ranks that caused it.
+    Library { class: String, operation: &'static str, text: String, ranks: Vec<u32> },
     /// Of Python, for example `KeyboardInterrupt`.
     Python(PyErr),
 }
@@ -19,22 +20,51 @@ macro_rules! from_errors {
     ($($error:ty),*) => {
         $(impl From<$error> for Failure {
             fn from(error: $error) -> Self {
-                Self::Library {
-                    class: format!("{:?}", error.kind()),
-                    operation: error.operation(),
-                    text: error.to_string(),
-                }
+                Self::of_kind(error.kind(), error.operation(), &error)
             }
         })*
     };
 }
 
-from_errors!(pubsub::Error, transfer::Error, fabric::Error, gpu::Error, launch::Error);
+from_errors!(pubsub::Error, transfer::Error, fabric::Error, gpu::Error);
+
+/// Errors that ranks may have caused.
+macro_rules! from_errors_of_ranks {
+    ($($error:ty),*) => {
+        $(impl From<$error> for Failure {
+            fn from(error: $error) -> Self {
+                let failure = Self::of_kind(error.kind(), error.operation(), &error);
+                failure.of_ranks(error.ranks())
+            }
+        })*
+    };
+}
+
+from_errors_of_ranks!(launch::Error, collective::Error);
 
 impl Failure {
+    fn of_kind(
+        kind: impl std::fmt::Debug,
+        operation: &'static str,
+        error: &impl std::fmt::Display,
+    ) -> Self {
+        let (class, text) = (format!("{kind:?}"), error.to_string());
+        Self::Library { class, operation, text, ranks: Vec::new() }
+    }
+
+    /// This error of the library with the ranks that caused it.
+    fn of_ranks(self, all: &[u32]) -> Self {
+        match self {
+            Self::Library { class, operation, text, .. } => {
+                Self::Library { class, operation, text, ranks: all.to_vec() }
+            }
+            Self::Python(error) => Self::Python(error),
+        }
+    }
+
     pub(crate) fn new(class: &str, operation: &'static str, cause: impl std::fmt::Display) -> Self {
         let text = format!("{operation} failed: {cause}");
-        Self::Library { class: class.to_owned(), operation, text }
+        Self::Library { class: class.to_owned(), operation, text, ranks: Vec::new() }
     }
 
     pub(crate) fn invalid(operation: &'static str, cause: impl std::fmt::Display) -> Self {
@@ -44,8 +74,8 @@ impl Failure {
     /// This error of the library with another class.
     pub(crate) fn with_class(self, class: &str) -> Self {
         match self {
-            Self::Library { operation, text, .. } => {
-                Self::Library { class: class.to_owned(), operation, text }
+            Self::Library { operation, text, ranks, .. } => {
+                Self::Library { class: class.to_owned(), operation, text, ranks }
             }
             Self::Python(error) => Self::Python(error),
         }
@@ -54,8 +84,8 @@ impl Failure {
     /// This error of the library with more of its cause.
     pub(crate) fn with_more(self, more: impl std::fmt::Display) -> Self {
         match self {
-            Self::Library { class, operation, text } => {
-                Self::Library { class, operation, text: format!("{text}{more}") }
+            Self::Library { class, operation, text, ranks } => {
+                Self::Library { class, operation, text: format!("{text}{more}"), ranks }
             }
             Self::Python(error) => Self::Python(error),
         }
@@ -77,7 +107,7 @@ impl From<Failure> for PyErr {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::Python(error) => error,
-            Failure::Library { class, operation, text } => Python::attach(|py| {
+            Failure::Library { class, operation, text, ranks } => Python::attach(|py| {
                 let made = (|| {
                     let errors = py.import("fabricast.errors")?;
                     let class = match errors.getattr(class.as_str()) {
@@ -85,7 +115,7 @@ impl From<Failure> for PyErr {
                         // A kind without a class of its own.
                         Err(_) => errors.getattr("Error")?,
                     };
-                    class.call1((text, operation))
+                    class.call1((text, operation, PyTuple::new(py, ranks)?))
                 })();
                 made.map_or_else(|error| error, Self::from_value)
             }),

@@ -1,14 +1,16 @@
 //! The ranks of a job of torchrun, mpirun or srun.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use launch::{FabricUse, Group, GroupOptions};
 use pubsub::NodeOptions;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyByteArray, PyBytes, PyList, PyMemoryView};
+use threads::lock;
 
 use crate::agent::PyAgent;
+use crate::domain::PyDomain;
 use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Result};
 use crate::node::PyNode;
@@ -17,17 +19,30 @@ use crate::waits::{LONGEST_CALL, Timeout, interruptibly};
 const START: &str = "start group";
 
 /// The ranks of a launched job, as one of them sees them: of torchrun, mpirun, srun, or one rank
-/// without a launcher. Collectives are for set-up, with small messages; data goes by the agent and by
-/// topics. All ranks call collectives in the same order.
+/// without a launcher. All ranks call its operations in the same order.
 ///
+/// `broadcast` and `all_gather` of bytes are for set-up, with small messages. The operations on arrays are
+/// those of the group's `domain()`, which the first of them joins: for ranks of one machine.
+///
+/// >>> import numpy
 /// >>> from fabricast.launch import Group
 /// >>> with Group() as group:
-/// ...     group.rank, group.size, group.all_gather(b"hello")
-/// (0, 1, [b'hello'])
+/// ...     group.rank, group.size, group.all_gather(b"hello"), group.all_reduce(numpy.ones(2))
+/// (0, 1, [b'hello'], array([1., 1.]))
 #[pyclass(frozen, name = "Group", module = "fabricast.launch")]
 #[derive(Debug)]
 pub(crate) struct PyGroup {
     group: Arc<Exclusive<Group>>,
+    /// None until an operation needs it.
+    domain: Mutex<Option<Py<PyDomain>>>,
+}
+
+/// Is it a message of bytes, instead of an array?
+fn is_message(data: &Bound<'_, PyAny>) -> bool {
+    data.is_instance_of::<PyBytes>()
+        || data.is_instance_of::<PyByteArray>()
+        || data.is_instance_of::<PyMemoryView>()
+        || data.is_instance_of::<PyList>()
 }
 
 impl PyGroup {
@@ -38,6 +53,13 @@ impl PyGroup {
         get: impl FnOnce(&mut Group) -> R + Send,
     ) -> Result<R> {
         self.group.with(py, operation, |group| Ok(get(group)))
+    }
+
+    fn leave_domain(&self, py: Python<'_>) {
+        let domain = lock(&self.domain).take();
+        if let Some(domain) = domain {
+            domain.get().leave(py);
+        }
     }
 
     /// A call that has a timeout of its own.
@@ -102,7 +124,7 @@ impl PyGroup {
             options = options.insecure();
         }
         let group = interruptibly(py, START, move || Group::start_with(options))?;
-        Ok(Self { group: Arc::new(Exclusive::new("group", group)) })
+        Ok(Self { group: Arc::new(Exclusive::new("group", group)), domain: Mutex::new(None) })
     }
 
     /// This process' rank, from 0.
@@ -166,33 +188,140 @@ impl PyGroup {
         self.call(py, "barrier of ranks", timeout, |group, left| group.barrier(left))
     }
 
-    /// The bytes of the rank `root`, for all ranks.
+    /// The bytes of the rank `root`, for all ranks; or, if all ranks pass arrays, copies that of the root
+    /// into the others.
     #[pyo3(signature = (data, root=0, timeout=30.0))]
     fn broadcast<'py>(
         &self,
         py: Python<'py>,
-        data: Vec<u8>,
+        data: &Bound<'py, PyAny>,
         root: u32,
         timeout: Option<f64>,
-    ) -> Result<Bound<'py, PyBytes>> {
+    ) -> Result<Bound<'py, PyAny>> {
+        if !is_message(data) {
+            return self.domain(py, timeout)?.get().broadcast(py, data, root, timeout);
+        }
+        let data: Vec<u8> = data.extract()?;
         let bytes = self.call(py, "broadcast to ranks", timeout, move |group, left| {
             group.broadcast(root, &data, left)
         })?;
-        Ok(PyBytes::new(py, &bytes))
+        Ok(PyBytes::new(py, &bytes).into_any())
     }
 
-    /// The bytes of all ranks, for all, in their order.
+    /// The bytes of all ranks, for all, in their order: a list; or, of arrays, an array with all of them,
+    /// whose first axis has an index for each rank.
     #[pyo3(signature = (data, timeout=30.0))]
     fn all_gather<'py>(
         &self,
         py: Python<'py>,
-        data: Vec<u8>,
+        data: &Bound<'py, PyAny>,
         timeout: Option<f64>,
-    ) -> Result<Vec<Bound<'py, PyBytes>>> {
+    ) -> Result<Bound<'py, PyAny>> {
+        if !is_message(data) {
+            return self.domain(py, timeout)?.get().all_gather(py, data, None, None, timeout);
+        }
+        let data: Vec<u8> = data.extract()?;
         let all = self.call(py, "all-gather of ranks", timeout, move |group, left| {
             group.all_gather(&data, left)
         })?;
-        Ok(all.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
+        let all = all.iter().map(|bytes| PyBytes::new(py, bytes));
+        Ok(PyList::new(py, all)?.into_any())
+    }
+
+    /// The domain of all ranks, always the same one: collective operations on arrays in host memory. All
+    /// ranks call it. It ends with the group.
+    #[pyo3(signature = (timeout=30.0))]
+    fn domain(&self, py: Python<'_>, timeout: Option<f64>) -> Result<Py<PyDomain>> {
+        if let Some(domain) = &*lock(&self.domain) {
+            return Ok(domain.clone_ref(py));
+        }
+        const JOIN: &str = "join communication domain";
+        let timeout = Timeout::new(JOIN, timeout)?.or(LONGEST_CALL);
+        let group = Arc::clone(&self.group);
+        let joined = interruptibly(py, JOIN, move || {
+            group.detached(JOIN, |group| PyDomain::of_group(group, timeout))
+        })?;
+        let joined = Py::new(py, joined)?;
+        Ok(lock(&self.domain).get_or_insert(joined).clone_ref(py))
+    }
+
+    /// Reduces the arrays of all ranks, as `Domain.all_reduce`: in place if possible. Returns the result.
+    #[pyo3(signature = (array, op="sum", *, out=None, timeout=30.0))]
+    fn all_reduce<'py>(
+        &self,
+        py: Python<'py>,
+        array: &Bound<'py, PyAny>,
+        op: &str,
+        out: Option<&Bound<'py, PyAny>>,
+        timeout: Option<f64>,
+    ) -> Result<Bound<'py, PyAny>> {
+        self.domain(py, timeout)?.get().all_reduce(py, array, op, out, timeout)
+    }
+
+    /// Reduces the arrays of all ranks to the rank `root`, as `Domain.reduce`. None on other ranks.
+    #[pyo3(signature = (array, root=0, op="sum", *, out=None, timeout=30.0))]
+    #[allow(clippy::too_many_arguments)] // keywords
+    fn reduce<'py>(
+        &self,
+        py: Python<'py>,
+        array: &Bound<'py, PyAny>,
+        root: u32,
+        op: &str,
+        out: Option<&Bound<'py, PyAny>>,
+        timeout: Option<f64>,
+    ) -> Result<Option<Bound<'py, PyAny>>> {
+        self.domain(py, timeout)?.get().reduce(py, array, root, op, out, timeout)
+    }
+
+    /// Reduces a block for each rank, as `Domain.reduce_scatter`.
+    #[pyo3(signature = (array, op="sum", *, out=None, timeout=30.0))]
+    fn reduce_scatter<'py>(
+        &self,
+        py: Python<'py>,
+        array: &Bound<'py, PyAny>,
+        op: &str,
+        out: Option<&Bound<'py, PyAny>>,
+        timeout: Option<f64>,
+    ) -> Result<Bound<'py, PyAny>> {
+        self.domain(py, timeout)?.get().reduce_scatter(py, array, op, out, None, timeout)
+    }
+
+    /// Copies the nth block of each rank to rank n, as `Domain.all_to_all`.
+    #[pyo3(signature = (array, *, out=None, timeout=30.0))]
+    fn all_to_all<'py>(
+        &self,
+        py: Python<'py>,
+        array: &Bound<'py, PyAny>,
+        out: Option<&Bound<'py, PyAny>>,
+        timeout: Option<f64>,
+    ) -> Result<Bound<'py, PyAny>> {
+        self.domain(py, timeout)?.get().all_to_all(py, array, out, None, None, timeout)
+    }
+
+    /// Copies the arrays of all ranks to the rank `root`, as `Domain.gather`. None on other ranks.
+    #[pyo3(signature = (array, root=0, *, out=None, timeout=30.0))]
+    fn gather<'py>(
+        &self,
+        py: Python<'py>,
+        array: &Bound<'py, PyAny>,
+        root: u32,
+        out: Option<&Bound<'py, PyAny>>,
+        timeout: Option<f64>,
+    ) -> Result<Option<Bound<'py, PyAny>>> {
+        self.domain(py, timeout)?.get().gather(py, array, root, out, None, timeout)
+    }
+
+    /// Copies a block of the rank `root` to each, as `Domain.scatter`.
+    #[pyo3(signature = (array, root=0, *, out=None, timeout=30.0))]
+    fn scatter<'py>(
+        &self,
+        py: Python<'py>,
+        array: Option<&Bound<'py, PyAny>>,
+        root: u32,
+        out: Option<&Bound<'py, PyAny>>,
+        timeout: Option<f64>,
+    ) -> Result<Bound<'py, PyAny>> {
+        self.domain(py, timeout)?.get().scatter(py, array, root, out, None, timeout)
     }
 
     /// Joins the node of the job: topics of all its ranks. All ranks call it.
@@ -208,10 +337,13 @@ impl PyGroup {
     #[pyo3(signature = (timeout=30.0))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> Result<()> {
         let timeout = Timeout::new("close group", timeout)?.or(LONGEST_CALL);
-        match self.group.take(py) {
+        let closed = match self.group.take(py) {
             Some(group) => interruptibly(py, "close group", move || group.close(timeout)),
             None => Ok(()),
-        }
+        };
+        // No rank is in an operation any more.
+        self.leave_domain(py);
+        closed
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -229,6 +361,7 @@ impl PyGroup {
         if kind.is_none() {
             return self.close(py, Some(30.0));
         }
+        self.leave_domain(py);
         let group = self.group.take(py);
         py.detach(move || drop(group));
         Ok(())

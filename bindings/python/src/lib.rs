@@ -2,7 +2,7 @@
 //!
 //! Modules, each importing only those before it: `devices`, `structured`, `data_type`, `layout`, `failure`, `arguments`,
 //! `message_type`, `waits`, `exclusive`, `closable`, `array`, `streams`, `caller_stream`, `release`, `kept`, `memory`, `torch_allocator`,
-//! `shared`, `agent`, `publisher`, `topic_publisher`, `subscriber`, `topic`, `node`, `group`, `information`, `log`.
+//! `shared`, `agent`, `publisher`, `topic_publisher`, `subscriber`, `topic`, `node`, `param_store`, `elements`, `domain`, `group`, `information`, `log`.
 
 mod agent;
 mod arguments;
@@ -11,6 +11,8 @@ mod caller_stream;
 mod closable;
 mod data_type;
 mod devices;
+mod domain;
+mod elements;
 mod exclusive;
 mod failure;
 mod group;
@@ -21,6 +23,7 @@ mod log;
 mod memory;
 mod message_type;
 mod node;
+mod param_store;
 mod publisher;
 mod release;
 mod shared;
@@ -42,6 +45,8 @@ mod _native {
     #[pymodule_export]
     use super::array::Array;
     #[pymodule_export]
+    use super::domain::PyDomain;
+    #[pymodule_export]
     use super::group::PyGroup;
     #[pymodule_export]
     use super::information::{_info, _paths};
@@ -51,6 +56,8 @@ mod _native {
     use super::memory::{_is_mapped, allocate};
     #[pymodule_export]
     use super::node::PyNode;
+    #[pymodule_export]
+    use super::param_store::{PyParamEntry, PyParamStore, PyParameters};
     #[pymodule_export]
     use super::publisher::{PyLoan, PyPublisher, PySent};
     #[pymodule_export]

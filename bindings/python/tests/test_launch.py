@@ -100,3 +100,14 @@ def test_ranks_join_a_node(run_ranks):
                 group.barrier()
     """
     assert run_ranks(2, body) == [10, 10]
+
+
+def test_ranks_reduce_arrays(run_ranks):
+    body = """
+        total = group.all_reduce(numpy.full(3, group.rank + 1))
+        rows = group.all_gather(total + group.rank)
+        mine = group.reduce_scatter(rows)
+        group.broadcast(total, root=1)
+        found = [total.tolist(), rows[:, 0].tolist(), mine.tolist(), len(group.all_gather(b"message"))]
+    """
+    assert run_ranks(3, body) == [[[6] * 3, [6, 7, 8], [18 + 3 * rank] * 3, 3] for rank in range(3)]

@@ -110,6 +110,44 @@ impl CallerRange<'_> {
     }
 }
 
+/// A caller's buffer whose length other arguments state: it is not accessed here. May be NULL.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CallerBuffer<'a> {
+    start: *mut u8,
+    lives: PhantomData<&'a mut [u8]>,
+}
+
+impl CallerBuffer<'_> {
+    pub(crate) const NULL: Self = Self { start: ptr::null_mut(), lives: PhantomData };
+
+    /// This buffer, or the other one if it is NULL.
+    pub(crate) fn or(self, other: Self) -> Self {
+        if self.start.is_null() { other } else { self }
+    }
+
+    /// The buffer from a byte on; NULL stays NULL.
+    pub(crate) fn behind(self, bytes: usize) -> Self {
+        let start = if self.start.is_null() { self.start } else { self.start.wrapping_add(bytes) };
+        Self { start, lives: PhantomData }
+    }
+
+    pub(crate) fn start(self) -> *mut u8 {
+        self.start
+    }
+
+    pub(crate) fn is_null(self) -> bool {
+        self.start.is_null()
+    }
+}
+
+impl Argument for CallerBuffer<'_> {
+    type Raw = *mut c_void;
+
+    unsafe fn from_c(_: Name<'_>, raw: *mut c_void, _: usize) -> Result<Self> {
+        Ok(Self { start: raw.cast(), lives: PhantomData })
+    }
+}
+
 /// User data of a callback; not accessed here.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct UserData(*mut c_void);

@@ -17,7 +17,7 @@ use std::ptr;
 use crate::failure::{self, Failure, Operation, Result};
 use crate::status::Status;
 
-pub(crate) use self::argument::{Argument, CallerRange, Name, Text, UserData, plain};
+pub(crate) use self::argument::{Argument, CallerBuffer, CallerRange, Name, Text, UserData, plain};
 pub(crate) use self::array::{Array, OutArray};
 pub(crate) use self::structure::{Layout, Out, OutStruct, Plain, WithDefaults};
 

@@ -43,8 +43,8 @@ pub(crate) use kind;
 // From the lowest bit: generation, slot, forks, kind, and a mark.
 const GENERATION_BITS: u32 = 32;
 const SLOT_BITS: u32 = 18;
-const FORK_BITS: u32 = 6;
-const KIND_BITS: u32 = 4;
+const FORK_BITS: u32 = 5;
+const KIND_BITS: u32 = 5;
 const MARK_BITS: u32 = 4;
 /// Maximum number of kinds.
 pub(crate) const KINDS: usize = 1 << KIND_BITS;
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn handle_survives_conversion_to_a_pointer() {
         for (slot, generation, forks) in
-            [(0, 1, 0), (MAX_HANDLES as u32 - 1, u32::MAX, 63), (17, 3, 1)]
+            [(0, 1, 0), (MAX_HANDLES as u32 - 1, u32::MAX, 31), (17, 3, 1)]
         {
             let pointer = Handle::<Cup>::new(slot, generation, forks).pointer();
             let back = Handle::of_pointer(c"test", pointer).unwrap();
@@ -165,6 +165,6 @@ mod tests {
 
     #[test]
     fn fork_count_wraps_in_its_bits() {
-        assert_eq!((fork_count_bits(0), fork_count_bits(63), fork_count_bits(64)), (0, 63, 0));
+        assert_eq!((fork_count_bits(0), fork_count_bits(31), fork_count_bits(32)), (0, 31, 0));
     }
 }

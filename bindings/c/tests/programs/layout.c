@@ -63,6 +63,17 @@ AT(fabricast_tensor, lanes, 10);
 AT(fabricast_tensor, dimensions, 12);
 AT(fabricast_tensor, strides, 24);
 AT(fabricast_tensor, byte_offset, 32);
+IS(domain_options, sizeof(fabricast_domain_options) == 128);
+AT(fabricast_domain_options, ranks, 24);
+AT(fabricast_domain_options, topology_hash, 56);
+AT(fabricast_domain_options, waiting, 80);
+AT(fabricast_domain_options, parameters, 112);
+IS(parameters, sizeof(fabricast_parameters) == 16);
+AT(fabricast_parameters, algorithm, 12);
+IS(param_entry, sizeof(fabricast_param_entry) == 40);
+AT(fabricast_param_entry, parameters, 24);
+IS(exec_stat, sizeof(fabricast_exec_stat) == 40);
+AT(fabricast_exec_stat, success, 32);
 
 int main(void)
 {

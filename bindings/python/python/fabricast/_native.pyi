@@ -2,13 +2,18 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequen
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeAlias, final
+from typing import Any, Literal, Protocol, Self, SupportsIndex, TypeAlias, TypeVar, final, overload
 
 import numpy
 
 from fabricast.events import NoSubscribers, SubscriberEvent
 
 __version__: str
+
+# An array of any library.
+_A = TypeVar("_A")
+_ReduceOp: TypeAlias = Literal["sum", "product", "min", "max", "mean"]
+_Algorithm: TypeAlias = Literal["automatic", "one-step", "two-step", "direct"]
 
 # Any: a type of NumPy, PyTorch or ml_dtypes, or its name.
 _Dtype: TypeAlias = Any
@@ -401,10 +406,196 @@ class Group:
     def peer(self, rank: int, timeout: float | None = 30.0) -> int: ...
     def rank_of(self, identity: bytes) -> int | None: ...
     def barrier(self, timeout: float | None = 30.0) -> None: ...
-    def broadcast(self, data: bytes, root: int = 0, timeout: float | None = 30.0) -> bytes: ...
-    def all_gather(self, data: bytes, timeout: float | None = 30.0) -> list[bytes]: ...
+    @overload
+    def broadcast(
+        self, data: bytes | bytearray | memoryview | list[int], root: int = 0, timeout: float | None = 30.0
+    ) -> bytes: ...
+    @overload
+    def broadcast(self, data: _A, root: int = 0, timeout: float | None = 30.0) -> _A: ...
+    @overload
+    def all_gather(
+        self, data: bytes | bytearray | memoryview | list[int], timeout: float | None = 30.0
+    ) -> list[bytes]: ...
+    @overload
+    def all_gather(self, data: Any, timeout: float | None = 30.0) -> Any: ...
+    def domain(self, timeout: float | None = 30.0) -> Domain: ...
+    def all_reduce(
+        self, array: _A, op: _ReduceOp = "sum", *, out: _A | None = None, timeout: float | None = 30.0
+    ) -> _A: ...
+    def reduce(
+        self, array: _A, root: int = 0, op: _ReduceOp = "sum", *, out: _A | None = None, timeout: float | None = 30.0
+    ) -> _A | None: ...
+    def reduce_scatter(
+        self, array: Any, op: _ReduceOp = "sum", *, out: Any | None = None, timeout: float | None = 30.0
+    ) -> Any: ...
+    def all_to_all(self, array: Any, *, out: Any | None = None, timeout: float | None = 30.0) -> Any: ...
+    def gather(
+        self, array: Any, root: int = 0, *, out: Any | None = None, timeout: float | None = 30.0
+    ) -> Any | None: ...
+    def scatter(
+        self, array: Any | None, root: int = 0, *, out: Any | None = None, timeout: float | None = 30.0
+    ) -> Any: ...
     def node(self, timeout: float | None = 30.0) -> Node: ...
     def close(self, timeout: float | None = 30.0) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+@final
+class Parameters:
+    def __new__(
+        cls, *, alpha: int = 1000, chunk_bits: int = 0, stripes: int = 0, algorithm: _Algorithm = "automatic"
+    ) -> Self: ...
+    @property
+    def alpha(self) -> int: ...
+    @property
+    def chunk_bits(self) -> int: ...
+    @property
+    def stripes(self) -> int: ...
+    @property
+    def algorithm(self) -> str: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    __hash__: None  # type: ignore[assignment]
+
+@final
+class Domain:
+    @staticmethod
+    def join(
+        rank: int,
+        size: int,
+        *,
+        job: str = "",
+        directory: str | PathLike[str] | None = None,
+        ranks: Sequence[int] | None = None,
+        topology_hash: int = 0,
+        timeout: float | None = 30.0,
+        waiting: Literal["adaptive", "busy", "block"] = "adaptive",
+        parameters: Parameters | None = None,
+        reads_peers: bool = True,
+    ) -> Domain: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def reads_peers(self) -> bool: ...
+    def barrier(self, timeout: float | None = 30.0) -> None: ...
+    def all_reduce(
+        self, array: _A, op: _ReduceOp = "sum", *, out: _A | None = None, timeout: float | None = 30.0
+    ) -> _A: ...
+    def reduce(
+        self, array: _A, root: int = 0, op: _ReduceOp = "sum", *, out: _A | None = None, timeout: float | None = 30.0
+    ) -> _A | None: ...
+    def broadcast(self, array: _A, root: int = 0, *, timeout: float | None = 30.0) -> _A: ...
+    # Any: arrays of other libraries.
+    def all_gather(
+        self,
+        array: Any,
+        *,
+        out: Any | None = None,
+        counts: Sequence[int] | None = None,
+        timeout: float | None = 30.0,
+    ) -> Any: ...
+    def reduce_scatter(
+        self,
+        array: Any,
+        op: _ReduceOp = "sum",
+        *,
+        out: Any | None = None,
+        counts: Sequence[int] | None = None,
+        timeout: float | None = 30.0,
+    ) -> Any: ...
+    def all_to_all(
+        self,
+        array: Any,
+        *,
+        out: Any | None = None,
+        send_counts: Sequence[int] | None = None,
+        receive_counts: Sequence[int] | None = None,
+        timeout: float | None = 30.0,
+    ) -> Any: ...
+    def gather(
+        self,
+        array: Any,
+        root: int = 0,
+        *,
+        out: Any | None = None,
+        counts: Sequence[int] | None = None,
+        timeout: float | None = 30.0,
+    ) -> Any | None: ...
+    def scatter(
+        self,
+        array: Any | None,
+        root: int = 0,
+        *,
+        out: Any | None = None,
+        counts: Sequence[int] | None = None,
+        timeout: float | None = 30.0,
+    ) -> Any: ...
+    def parameters(self, operation: str, bytes: int, dtype: _Dtype | None = None) -> Parameters: ...
+    def freeze(self, is_frozen: bool = True) -> None: ...
+    def save(self, topology: str = "") -> str: ...
+    def load(self, json: str, topology: str = "") -> None: ...
+    def close(self, timeout: float | None = 30.0) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+@final
+class ParamEntry:
+    @property
+    def number(self) -> int: ...
+    @property
+    def operation(self) -> str: ...
+    @property
+    def parameters(self) -> Parameters: ...
+    def fast_bytes(self, total: int, granule: int = 4096) -> int: ...
+
+@final
+class ParamStore:
+    @staticmethod
+    def attach(
+        rank: int,
+        size: int,
+        *,
+        job: str = "",
+        directory: str | PathLike[str] | None = None,
+        ranks: Sequence[int] | None = None,
+        topology_hash: int = 0,
+        timeout: float | None = 30.0,
+        first_alpha: int | None = None,
+        candidates: Sequence[Parameters] | None = None,
+        aggregation: Literal["max", "mean"] | int | None = None,
+        round_timeout: float | None = None,
+        window: int = 2,
+    ) -> ParamStore: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def enter(
+        self, operation: str, bytes: int, dtype: _Dtype | None = None, timeout: float | None = 30.0
+    ) -> ParamEntry: ...
+    def record(
+        self,
+        entry: ParamEntry,
+        *,
+        fast_time: float,
+        fast_bytes: int,
+        second_time: float = 0.0,
+        second_bytes: int = 0,
+        success: bool = True,
+    ) -> None: ...
+    def parameters(self, operation: str, bytes: int, dtype: _Dtype | None = None) -> Parameters: ...
+    @property
+    def has_lost_writer(self) -> bool: ...
+    def freeze(self, is_frozen: bool = True) -> None: ...
+    def save(self, topology: str = "") -> str: ...
+    def load(self, json: str, topology: str = "") -> None: ...
+    def close(self) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

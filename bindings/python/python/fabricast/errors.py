@@ -1,6 +1,7 @@
 """Exceptions of the library.
 
-Each has the text ``<operation> <object> failed: <cause>. <remedy>`` and the attribute ``operation``.
+Each has the text ``<operation> <object> failed: <cause>. <remedy>``, the attribute ``operation``, and ``ranks``:
+the ranks of a group or domain that caused it, if they are known.
 Where Python has an exception for the same, a class is one of that kind, too: a missed deadline is a
 ``TimeoutError``, an invalid argument a ``ValueError``.
 """
@@ -10,13 +11,15 @@ class Error(Exception):
     """Base of all exceptions of the library."""
 
     operation: str
+    ranks: tuple[int, ...]
 
-    def __init__(self, text: str = "", operation: str = "") -> None:
+    def __init__(self, text: str = "", operation: str = "", ranks: tuple[int, ...] = ()) -> None:
         super().__init__(text)
         self.operation = operation
+        self.ranks = ranks
 
-    def __reduce__(self) -> tuple[type["Error"], tuple[str, str]]:
-        return type(self), (str(self), self.operation)
+    def __reduce__(self) -> tuple[type["Error"], tuple[str, str, tuple[int, ...]]]:
+        return type(self), (str(self), self.operation, self.ranks)
 
 
 class InvalidArgument(Error, ValueError):
@@ -152,6 +155,10 @@ class NotSupported(Error):
 
 class RankFailed(Error):
     """A rank of the job has ended, or could not start; the text names it."""
+
+
+class Mismatch(Error):
+    """Ranks called different operations, or with different arguments; the text has both."""
 
 
 class Unavailable(Error):

@@ -3,7 +3,9 @@
 
 use std::ffi::CStr;
 use std::ptr;
+use std::time::Duration;
 
+use collective::{Blocks, CommDomain, HostCall};
 use gpu::DeviceName;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
@@ -15,6 +17,7 @@ use super::{Array, dlpack};
 use crate::arguments::data_type_of;
 use crate::data_type::DataType;
 use crate::devices::open_device;
+use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Result};
 use crate::layout::Layout;
 
@@ -397,6 +400,105 @@ fn refuse_lossy_buffer(operation: &'static str, object: &Bound<'_, PyAny>) -> Re
         data_type_of(operation, &dtype)?;
     }
     Ok(())
+}
+
+/// An array in a collective operation: contiguous, in memory of the host.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Operand<'a> {
+    address: u64,
+    length: u64,
+    is_read_only: bool,
+    blocks: Blocks<'a>,
+}
+
+impl<'a> Operand<'a> {
+    /// Of an array that has these blocks, in elements of the operation.
+    pub(crate) fn new(
+        operation: &'static str,
+        source: &'a Source,
+        blocks: Blocks<'a>,
+    ) -> Result<Self> {
+        if let Some(number) = source.cuda_device {
+            let cause = format!(
+                "the array is on cuda:{number}: collective operations of a domain are in host memory. \
+                 Copy it to the host"
+            );
+            return Err(Failure::invalid(operation, cause));
+        }
+        if !source.layout.is_contiguous() {
+            let cause = "the array is not contiguous: numpy.ascontiguousarray copies it";
+            return Err(Failure::invalid(operation, cause));
+        }
+        let (address, length) = (source.address, source.length());
+        Ok(Self { address, length, is_read_only: source.is_read_only, blocks })
+    }
+
+    /// Fails if the array is shorter than its blocks.
+    fn check(&self, operation: &'static str, ranks: u32, item_size: usize) -> Result<()> {
+        let end = match self.blocks {
+            Blocks::One(count) => Some(count),
+            Blocks::Each(count) => count.checked_mul(ranks as usize),
+            Blocks::Unequal { counts, offsets } => {
+                let mut blocks = counts.iter().zip(offsets);
+                blocks.try_fold(0, |end: usize, (count, offset)| {
+                    Some(end.max(count.checked_add(*offset)?))
+                })
+            }
+        };
+        match end.and_then(|end| end.checked_mul(item_size)) {
+            Some(bytes) if bytes as u64 <= self.length => Ok(()),
+            _ => {
+                let cause = format!(
+                    "the array has {} bytes, fewer than its blocks for {ranks} ranks",
+                    self.length
+                );
+                Err(Failure::invalid(operation, cause))
+            }
+        }
+    }
+}
+
+/// Carries out a collective operation between arrays, without the lock of the interpreter. The call says
+/// what is done, without addresses and blocks. A side that this rank does not use has no array.
+pub(crate) fn run_collective(
+    py: Python<'_>,
+    domain: &Exclusive<CommDomain>,
+    call: &HostCall<'_>,
+    from: Option<Operand<'_>>,
+    to: Option<Operand<'_>>,
+    timeout: Duration,
+) -> Result<()> {
+    use collective::Operation::{Broadcast, Gather, Reduce};
+    let HostCall { operation, data_type, reduce_op, root, .. } = *call;
+    let name = operation.name();
+    domain.with(py, name, |domain| {
+        let (ranks, is_root) = (domain.size(), domain.rank() == root);
+        for operand in from.iter().chain(&to) {
+            operand.check(name, ranks, data_type.size())?;
+        }
+        let is_written = match operation {
+            Broadcast => !is_root,
+            Gather | Reduce => is_root,
+            _ => true,
+        };
+        if is_written && to.is_some_and(|operand| operand.is_read_only) {
+            return Err(Failure::invalid(name, "the array for the result is read-only"));
+        }
+        let address = |operand: Option<Operand<'_>>| operand.map_or(0, |operand| operand.address);
+        let call = HostCall {
+            operation,
+            data_type,
+            reduce_op,
+            root,
+            input: ptr::with_exposed_provenance(address(from) as usize),
+            send: from.map_or(Blocks::One(0), |operand| operand.blocks),
+            output: ptr::with_exposed_provenance_mut(address(to) as usize),
+            receive: to.map_or(Blocks::One(0), |operand| operand.blocks),
+        };
+        // SAFETY: the sources exist until the return, and have all blocks: checked above. The program
+        // does not use the arrays meanwhile, as NumPy demands of threads that share one.
+        Ok(unsafe { domain.run(&call, timeout) }?)
+    })
 }
 
 /// Lets the default stream of a device wait for the stream that writes an array.

@@ -1,0 +1,20 @@
+"""Arrays for the results of collective operations."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy
+
+from fabricast._native import Array, allocate
+
+
+def empty(array: Any, shape: tuple[int, ...]) -> Any:
+    """A new array of the library that made another one, with its type of elements."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return array.new_empty(shape)
+    if isinstance(array, Array):
+        return allocate(shape, array._type[0])
+    return numpy.empty(shape, numpy.asarray(array).dtype)

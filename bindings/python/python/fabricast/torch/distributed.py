@@ -1,0 +1,350 @@
+"""A backend of `torch.distributed` for CPU tensors of ranks of one machine, by the domains of `fabricast.collective`.
+
+Importing this module registers the backend:
+
+>>> import tempfile
+>>> import torch
+>>> import torch.distributed
+>>> import fabricast.torch.distributed
+>>> directory = tempfile.TemporaryDirectory()
+>>> store = f"file://{directory.name}/store"
+>>> torch.distributed.init_process_group("fabricast", init_method=store, rank=0, world_size=1)
+>>> tensor = torch.ones(3)
+>>> torch.distributed.all_reduce(tensor)
+>>> tensor
+tensor([1., 1., 1.])
+>>> torch.distributed.destroy_process_group()
+>>> directory.cleanup()
+
+The ranks find each other by the store, and then by the directory of `FABRICAST_DIRECTORY`. An operation is complete
+when its call returns, also with `async_op=True`. There is no `send` and `recv`. If a rank fails, the exceptions of the
+others name it, and the process group is over.
+"""
+
+import math as _math
+import pathlib as _pathlib
+import secrets as _secrets
+from inspect import signature as _signature
+
+import torch as _torch
+import torch.distributed as _dist
+from torch._C._distributed_c10d import _create_work_from_future
+
+from fabricast.collective import Domain as _Domain
+from fabricast.errors import InvalidArgument, Unavailable
+
+__all__ = ["NAME", "FabricastProcessGroup", "register"]
+
+NAME = "fabricast"
+_JOIN = "join communication domain"
+# Names of reductions, and their results for truth values.
+_REDUCTIONS = [
+    (_dist.ReduceOp.SUM, "sum", "max"),
+    (_dist.ReduceOp.PRODUCT, "product", "min"),
+    (_dist.ReduceOp.MIN, "min", "min"),
+    (_dist.ReduceOp.MAX, "max", "max"),
+    (_dist.ReduceOp.AVG, "mean", None),
+]
+
+
+def _machine():
+    """A name of this machine since its start."""
+    try:
+        return _pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _done(result):
+    future = _torch.futures.Future()
+    future.set_result(result)
+    return _create_work_from_future(future)
+
+
+def _check(operation, tensors):
+    for tensor in tensors:
+        if tensor.device.type != "cpu" or tensor.layout is not _torch.strided:
+            cause = f"a tensor of {tensor.device} and {tensor.layout}: the backend has dense tensors of the CPU"
+            raise InvalidArgument(f"{operation} failed: {cause}", operation)
+
+
+def _flat(tensor):
+    """The elements of a contiguous tensor in one row, without gradient."""
+    return tensor.detach().reshape(-1)
+
+
+def _bytes(tensor):
+    """The elements of a contiguous tensor as bytes, for operations that only move them."""
+    return _flat(tensor).view(_torch.uint8)
+
+
+class _Result:
+    """A contiguous tensor for a result, which is copied into a tensor that is not."""
+
+    def __init__(self, tensor, has_input=False):
+        self._target = tensor
+        self.tensor = tensor.detach()
+        if not tensor.is_contiguous():
+            self.tensor = self.tensor.contiguous() if has_input else _torch.empty_like(
+                self.tensor, memory_format=_torch.contiguous_format
+            )
+
+    def store(self):
+        if self.tensor.data_ptr() != self._target.data_ptr():
+            self._target.detach().copy_(self.tensor)
+
+
+class FabricastProcessGroup(_dist.ProcessGroup):
+    """The ranks of a process group, as one of them sees them."""
+
+    def __init__(self, store, rank, size, timeout):
+        super().__init__(rank, size)
+        self._timeout = timeout.total_seconds()
+        self._group_name = ""
+        self._domain = _join(store, rank, size, self._timeout)
+
+    def getBackendName(self):
+        return NAME
+
+    # Of PyTorch 1.
+    def _get_backend_name(self):
+        return NAME
+
+    def name(self):
+        return NAME
+
+    # PyTorch 2 keeps names of groups in their backends, of which this one has none.
+    def _set_group_name(self, name):
+        self._group_name = name
+
+    setGroupName = _set_group_name
+
+    def getGroupName(self):
+        return self._group_name
+
+    @property
+    def group_name(self):
+        return self._group_name
+
+    def _reduction(self, operation, tensor, op):
+        """The tensor as the domain reduces it, and the name of the reduction."""
+        for known, name, of_truth_values in _REDUCTIONS:
+            if op != known:
+                continue
+            if tensor.dtype is _torch.bool and of_truth_values is not None:
+                return _bytes(tensor), of_truth_values
+            if tensor.is_complex() and name in ("sum", "mean"):
+                return _torch.view_as_real(tensor.detach()).reshape(-1), name
+            return _flat(tensor), name
+        cause = "the reduction is none of SUM, AVG, PRODUCT, MIN and MAX"
+        raise InvalidArgument(f"{operation} failed: {cause}", operation)
+
+    # ------------------------------------------------------------------ tensors of equal shapes
+
+    def allreduce(self, tensors, opts=None):
+        op = _dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        _check("all-reduce", tensors)
+        for tensor in tensors:
+            result = _Result(tensor, has_input=True)
+            elements, name = self._reduction("all-reduce", result.tensor, op)
+            self._domain.all_reduce(elements, name, timeout=self._timeout)
+            result.store()
+        return _done(tensors)
+
+    def allreduce_coalesced(self, tensors, opts=None):
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors, opts):
+        _check("reduce", tensors)
+        for tensor in tensors:
+            result = _Result(tensor, has_input=True)
+            elements, name = self._reduction("reduce", result.tensor, opts.reduceOp)
+            self._domain.reduce(elements, opts.rootRank, name, timeout=self._timeout)
+            result.store()
+        return _done(tensors)
+
+    def broadcast(self, tensors, opts):
+        _check("broadcast", tensors)
+        for tensor in tensors:
+            result = _Result(tensor, has_input=self.rank() == opts.rootRank)
+            self._domain.broadcast(_bytes(result.tensor), opts.rootRank, timeout=self._timeout)
+            result.store()
+        return _done(tensors)
+
+    def barrier(self, opts=None):
+        self._domain.barrier(timeout=self._timeout)
+        return _done(None)
+
+    # ------------------------------------------------------------ tensors with blocks of all ranks
+
+    def _allgather_base(self, output, input, opts=None):
+        _check("all-gather", [output, input])
+        result = _Result(output)
+        own = _bytes(input.contiguous())
+        self._domain.all_gather(own, out=_bytes(result.tensor), timeout=self._timeout)
+        result.store()
+        return _done(output)
+
+    def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
+        for output, input in zip(outputs, inputs):
+            self._allgather_base(output, input)
+        return _done(outputs)
+
+    def _reduce_scatter_base(self, output, input, opts=None):
+        op = _dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        _check("reduce-scatter", [output, input])
+        result = _Result(output)
+        blocks, name = self._reduction("reduce-scatter", input.contiguous(), op)
+        own, _ = self._reduction("reduce-scatter", result.tensor, op)
+        self._domain.reduce_scatter(blocks, name, out=own, timeout=self._timeout)
+        result.store()
+        return _done(output)
+
+    def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
+        for output, input in zip(outputs, inputs):
+            self._reduce_scatter_base(output, input, opts)
+        return _done(outputs)
+
+    def alltoall_base(self, output, input, output_split_sizes, input_split_sizes, opts=None):
+        _check("all-to-all", [output, input])
+        result = _Result(output)
+        send, receive = _bytes(input.contiguous()), _bytes(result.tensor)
+        counts = [None, None]
+        if output_split_sizes or input_split_sizes:
+            # Of the first axis.
+            for index, (tensor, sizes) in enumerate([(input, input_split_sizes), (output, output_split_sizes)]):
+                row = tensor.element_size() * _math.prod(tensor.shape[1:])
+                each = [tensor.shape[0] // self.size()] * self.size()
+                counts[index] = [row * rows for rows in sizes or each]
+        self._domain.all_to_all(
+            send, out=receive, send_counts=counts[0], receive_counts=counts[1], timeout=self._timeout
+        )
+        result.store()
+        return _done(output)
+
+    # -------------------------------------------------------------------------- lists of tensors
+
+    def _gathered(self, tensors):
+        """A row of bytes for the blocks of all ranks, and the bytes of each."""
+        counts = [tensor.numel() * tensor.element_size() for tensor in tensors]
+        return _torch.empty(sum(counts), dtype=_torch.uint8), counts
+
+    @staticmethod
+    def _scatter_row(row, counts, tensors):
+        for block, tensor in zip(row.split(counts), tensors):
+            tensor.detach().copy_(block.view(tensor.dtype).reshape(tensor.shape))
+
+    @staticmethod
+    def _row(tensors):
+        return _torch.cat([_bytes(tensor.contiguous()) for tensor in tensors])
+
+    def allgather(self, output_lists, inputs, opts=None):
+        for outputs, input in zip(output_lists, inputs):
+            _check("all-gather", [*outputs, input])
+            row, counts = self._gathered(outputs)
+            own, is_equal = _bytes(input.contiguous()), len(set(counts)) == 1
+            self._domain.all_gather(own, out=row, counts=None if is_equal else counts, timeout=self._timeout)
+            self._scatter_row(row, counts, outputs)
+        return _done(output_lists)
+
+    def allgather_coalesced(self, output_lists, inputs, opts=None):
+        # The first list is that of the first rank.
+        for index, input in enumerate(inputs):
+            self.allgather([[outputs[index] for outputs in output_lists]], [input])
+        return _done(output_lists)
+
+    def reduce_scatter(self, outputs, input_lists, opts=None):
+        op = _dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        for output, inputs in zip(outputs, input_lists):
+            _check("reduce-scatter", [*inputs, output])
+            result = _Result(output)
+            blocks = _torch.cat([_flat(tensor.contiguous()) for tensor in inputs])
+            elements, name = self._reduction("reduce-scatter", blocks, op)
+            own, _ = self._reduction("reduce-scatter", result.tensor, op)
+            each = elements.numel() // max(blocks.numel(), 1)
+            counts = [tensor.numel() * each for tensor in inputs]
+            is_equal = len(set(counts)) == 1
+            self._domain.reduce_scatter(
+                elements, name, out=own, counts=None if is_equal else counts, timeout=self._timeout
+            )
+            result.store()
+        return _done(outputs)
+
+    def alltoall(self, outputs, inputs, opts=None):
+        _check("all-to-all", [*outputs, *inputs])
+        row, counts = self._gathered(outputs)
+        send_counts = [tensor.numel() * tensor.element_size() for tensor in inputs]
+        self._domain.all_to_all(
+            self._row(inputs), out=row, send_counts=send_counts, receive_counts=counts, timeout=self._timeout
+        )
+        self._scatter_row(row, counts, outputs)
+        return _done(outputs)
+
+    def gather(self, output_lists, inputs, opts):
+        _check("gather", inputs)
+        own = _bytes(inputs[0].contiguous())
+        if self.rank() != opts.rootRank:
+            self._domain.gather(own, opts.rootRank, timeout=self._timeout)
+            return _done(output_lists)
+        _check("gather", output_lists[0])
+        row, counts = self._gathered(output_lists[0])
+        self._domain.gather(own, opts.rootRank, out=row, timeout=self._timeout)
+        self._scatter_row(row, counts, output_lists[0])
+        return _done(output_lists)
+
+    def scatter(self, outputs, input_lists, opts):
+        _check("scatter", outputs)
+        result = _Result(outputs[0])
+        blocks = None
+        if self.rank() == opts.rootRank:
+            _check("scatter", input_lists[0])
+            blocks = self._row(input_lists[0])
+        self._domain.scatter(blocks, opts.rootRank, out=_bytes(result.tensor), timeout=self._timeout)
+        result.store()
+        return _done(outputs)
+
+    # ----------------------------------------------------------------------------- not there
+
+    def _refuse(self, operation):
+        raise NotImplementedError(
+            f"{operation} failed: the backend {NAME} has collective operations only. Use a group of another backend: "
+            'torch.distributed.new_group(backend="gloo")'
+        )
+
+    def send(self, tensors, rank, tag=0):
+        self._refuse("send")
+
+    def recv(self, tensors, rank, tag=0):
+        self._refuse("recv")
+
+    def recv_anysource(self, tensors, tag=0):
+        self._refuse("recv")
+
+
+def _join(store, rank, size, timeout):
+    """The domain of the ranks of a store. They find out by the store whether they are on one machine."""
+    store.set(f"machine/{rank}", _machine())
+    machines = {store.get(f"machine/{other}") for other in range(size)}
+    if len(machines) > 1:
+        cause = f"not available: the ranks are on {len(machines)} machines"
+        raise Unavailable(f"{_JOIN} failed: {cause}", _JOIN)
+    if rank == 0:
+        store.set("job", _secrets.token_hex(16))
+    job = store.get("job").decode()
+    return _Domain.join(rank, size, job=job, timeout=timeout)
+
+
+def _create(store, rank, size, timeout):
+    return FabricastProcessGroup(store, rank, size, timeout)
+
+
+def register():
+    """Registers the backend, if it is not registered yet: importing the module does so."""
+    if hasattr(_dist.Backend, NAME.upper()):
+        return
+    has_devices = "devices" in _signature(_dist.Backend.register_backend).parameters
+    options = {"devices": ["cpu"]} if has_devices else {}
+    _dist.Backend.register_backend(NAME, _create, **options)
+
+
+register()
