@@ -43,8 +43,22 @@ const MAX_KNOWN: usize = 256;
 /// The buffers of a rank in an operation.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RankBuffers {
-    pub(crate) input: Option<Slice>,
-    pub(crate) output: Option<Slice>,
+    input: Option<Slice>,
+    output: Option<Slice>,
+}
+
+impl RankBuffers {
+    pub(crate) fn new(input: Option<Slice>, output: Option<Slice>) -> Self {
+        Self { input, output }
+    }
+
+    pub(crate) fn input(&self) -> Option<&Slice> {
+        self.input.as_ref()
+    }
+
+    pub(crate) fn output(&self) -> Option<&Slice> {
+        self.output.as_ref()
+    }
 }
 
 /// A buffer of another rank that is open here, and the operation that used it last.

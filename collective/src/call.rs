@@ -27,7 +27,7 @@ pub struct Call {
 impl Call {
     const NO_ROOT: u32 = u32::MAX;
 
-    /// As words.
+    /// Returns it as words.
     pub(crate) fn encode(&self) -> ipc::Announcement {
         let numbers = u64::from(self.operation as u8)
             | u64::from(self.data_type as u8) << 8

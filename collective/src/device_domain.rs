@@ -17,13 +17,13 @@ use serde::{Deserialize, Serialize};
 use crate::buffer_agreement::{BufferAgreement, DirectOutcomes, RankBuffers};
 use crate::call::Call;
 use crate::domain_key::{CommDomainKey, digest};
-use crate::domain_options::{DomainOptions, JOIN, MachineRanks, segment_too_small};
+use crate::domain_options::{DomainOptions, JOIN, segment_too_small};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_call::{CheckedCall, HostCall};
-use crate::host_operations::Place;
 use crate::members::{Failure, Members};
 use crate::operation::Operation;
 use crate::peer_watch::PeerWatch;
+use crate::place::Place;
 use crate::rendezvous::Offer;
 
 /// Bytes of a half of a stage: of the spaces for even or for odd chunks.
@@ -134,11 +134,12 @@ impl DeviceDomain {
         let uuid = device.properties().uuid;
         let offer = StageOffer { uuid, offset: pieces.offset, lengths: pieces.lengths };
         let bytes = control::codec::encode(0, &offer);
-        let offer = Offer { bytes, descriptors: descriptors.map_err(&failed)? };
+        let offer = Offer::new(bytes, descriptors.map_err(&failed)?);
         let build = digest([HALF_BYTES, ONE_STEP_BYTES, Exchange::WORD_BYTES]);
         let words = BufferAgreement::required_words;
         let joined = options.join("devices", key, rank, build, words, offer)?;
-        let MachineRanks { members, offers, first_extra, .. } = joined;
+        let first_extra = joined.first_extra();
+        let (members, offers) = joined.into_members();
         let agreement = BufferAgreement::new(Arc::clone(&members), first_extra, device);
         let agreement = agreement.ok_or_else(segment_too_small)?;
         let mut stages = Vec::with_capacity(offers.len());
@@ -237,7 +238,7 @@ impl DeviceDomain {
         let operation = call.operation.name();
         self.check(operation)?;
         let checked = call.check(self.rank(), self.size())?;
-        if checked.longest.is_none() || checked.call.blocks != 0 {
+        if checked.longest().is_none() || checked.call().blocks != 0 {
             let detail = "blocks of devices are equal";
             return Err(Error::new(operation, ErrorKind::Unavailable, detail));
         }
@@ -267,17 +268,17 @@ impl DeviceDomain {
     /// # Safety
     /// As for [`start`](Self::start).
     unsafe fn agree(&mut self, checked: &CheckedCall) -> Option<Vec<RankBuffers>> {
-        let least = match checked.call.reduce_op {
+        let least = match checked.call().reduce_op {
             Some(_) => MIN_DIRECT_REDUCTION,
             None => MIN_DIRECT_COPY,
         };
-        if self.size() == 1 || checked.bytes < least {
+        if self.size() == 1 || checked.bytes() < least {
             return None;
         }
         let whole = |places: &[Place]| {
             let (first, last) = (places.first()?, places.last()?);
-            let end = last.at.addr() + last.bytes;
-            Some((first.at.addr() as u64, (end - first.at.addr()) as u64))
+            let end = last.at().addr() + last.bytes();
+            Some((first.at().addr() as u64, (end - first.at().addr()) as u64))
         };
         let slice = |places: &[Place]| {
             let (address, length) = whole(places)?;
@@ -285,15 +286,15 @@ impl DeviceDomain {
             let memory = unsafe { Memory::foreign(&self.device, address, length, ()) };
             Some(memory.whole())
         };
-        let overlap = match (whole(&checked.from), whole(&checked.to)) {
+        let overlap = match (whole(checked.from()), whole(checked.to())) {
             (Some((from, given)), Some((to, taken))) => from < to + taken && to < from + given,
             _ => false,
         };
         // Others would read or write where this rank has not read yet.
-        let is_unsafe = match checked.call.operation {
+        let is_unsafe = match checked.call().operation {
             Operation::AllToAll => overlap,
             Operation::ReduceScatter => {
-                overlap && checked.from[self.rank() as usize].at != checked.to[0].at
+                overlap && checked.from()[self.rank() as usize].at() != checked.to()[0].at()
             }
             _ => false,
         };
@@ -301,7 +302,7 @@ impl DeviceDomain {
             return self.agreement.agree(None);
         }
         // Of a rank that contributes nothing, or gets nothing, there is no such buffer.
-        let own = RankBuffers { input: slice(&checked.from), output: slice(&checked.to) };
+        let own = RankBuffers::new(slice(checked.from()), slice(checked.to()));
         self.agreement.agree(Some(&own))
     }
 
@@ -313,7 +314,7 @@ impl DeviceDomain {
         stream: &Stream,
     ) -> gpu::Result<()> {
         use Operation::{AllReduce, Reduce, ReduceScatter};
-        match checked.call.operation {
+        match checked.call().operation {
             AllReduce | Reduce | ReduceScatter => self.reduce_direct(checked, buffers, stream),
             _ => self.move_direct(checked, buffers, stream),
         }
@@ -352,15 +353,15 @@ impl DeviceDomain {
         stream: &Stream,
     ) -> gpu::Result<()> {
         let (rank, ranks) = (self.rank(), self.size());
-        let Call { operation, root, .. } = checked.call;
+        let Call { operation, root, .. } = *checked.call();
         let has_one_giver = matches!(operation, Operation::Broadcast | Operation::Scatter);
         let gives = !has_one_giver || root == Some(rank);
-        let length = checked.longest.unwrap_or(0) as u64;
+        let length = checked.longest().unwrap_or(0) as u64;
         let has_each = matches!(operation, Operation::Scatter | Operation::AllToAll);
         let from_offset = |to: u32| if has_each { u64::from(to) * length } else { 0 };
         let to_offset = if has_one_giver { 0 } else { u64::from(rank) * length };
         self.meet(stream)?;
-        let input = buffers[rank as usize].input.as_ref().filter(|_| gives);
+        let input = buffers[rank as usize].input().filter(|_| gives);
         let mut ends = Vec::new();
         if let Some(input) = input {
             let begin = stream.point()?;
@@ -369,13 +370,13 @@ impl DeviceDomain {
             }
             let others = (rank + 1..ranks).chain(0..rank);
             for (other, copies) in others.zip(&self.copy_streams) {
-                let Some(output) = &buffers[other as usize].output else { continue };
+                let Some(output) = buffers[other as usize].output() else { continue };
                 copies.wait_for(&begin)?;
                 let from = input.slice(from_offset(other), length)?;
                 copies.copy(&output.slice(to_offset, length)?, &from)?;
                 ends.push(copies.point()?);
             }
-            if let Some(output) = &buffers[rank as usize].output {
+            if let Some(output) = buffers[rank as usize].output() {
                 let from = input.slice(from_offset(rank), length)?;
                 let to = output.slice(to_offset, length)?;
                 if from.address() != to.address() {
@@ -399,8 +400,8 @@ impl DeviceDomain {
         stream: &Stream,
     ) -> gpu::Result<()> {
         let (rank, ranks) = (u64::from(self.rank()), u64::from(self.size()));
-        let Call { operation, data_type, reduce_op, root, .. } = checked.call;
-        let total = checked.from[0].bytes as u64;
+        let Call { operation, data_type, reduce_op, root, .. } = *checked.call();
+        let total = checked.from()[0].bytes() as u64;
         let (begin, length) = match operation {
             Operation::ReduceScatter => (total * rank, total),
             _ => {
@@ -410,7 +411,7 @@ impl DeviceDomain {
             }
         };
         let part = |slice: &Slice, begin| slice.slice(begin, length);
-        let inputs = buffers.iter().filter_map(|it| it.input.as_ref());
+        let inputs = buffers.iter().filter_map(|it| it.input());
         let inputs: Vec<Slice> = inputs.map(|it| part(it, begin)).collect::<gpu::Result<_>>()?;
         let gets = |number: u64| match operation {
             Operation::ReduceScatter => number == rank,
@@ -419,7 +420,7 @@ impl DeviceDomain {
         };
         let to = if operation == Operation::ReduceScatter { 0 } else { begin };
         let outputs = (0..).zip(buffers).filter(|(number, _)| gets(*number));
-        let outputs = outputs.filter_map(|(_, it)| it.output.as_ref());
+        let outputs = outputs.filter_map(|(_, it)| it.output());
         let outputs: Vec<Slice> = outputs.map(|it| part(it, to)).collect::<gpu::Result<_>>()?;
         let sources: Vec<_> = inputs.iter().map(ExchangePlace::Buffer).collect();
         let results: Vec<_> = outputs.iter().map(ExchangePlace::Buffer).collect();
@@ -443,7 +444,7 @@ fn stop_devices(state: &Segment) {
 fn import(device: &Device, offer: &Offer) -> Result<gpu::Result<Stage>> {
     let malformed =
         |why: String| Error::new(JOIN, ErrorKind::Malformed, format!("offer of a stage: {why}"));
-    let Offer { bytes, descriptors } = offer;
+    let (bytes, descriptors) = (offer.bytes(), offer.descriptors());
     let stage: StageOffer =
         control::codec::decode(0, bytes).map_err(|error| malformed(error.to_string()))?;
     if descriptors.len() != stage.lengths.len() {
@@ -546,11 +547,11 @@ impl Plan {
             is_gathered: false,
             copies: Vec::new(),
             blocks: 1,
-            call: checked.call,
+            call: *checked.call(),
         };
         // SAFETY: the caller's promise.
         let builder = unsafe { Builder::new(domain, checked) };
-        match checked.call.operation {
+        match checked.call().operation {
             Broadcast | Gather | Scatter | AllGather | AllToAll => {
                 builder.move_blocks(&mut plan)?
             }
@@ -603,14 +604,14 @@ impl<'a> Builder<'a> {
     /// # Safety
     /// As for [`DeviceDomain::start`].
     unsafe fn new(domain: &'a DeviceDomain, checked: &'a CheckedCall) -> Self {
-        let root = checked.call.root.unwrap_or(0).into();
+        let root = checked.call().root.unwrap_or(0).into();
         let (rank, ranks) = (domain.rank().into(), domain.size().into());
         Self { domain, checked, rank, ranks, root }
     }
 
     /// A part of a buffer of the caller.
     fn buffer(&self, place: Place, offset: u64, bytes: u64) -> gpu::Result<PlannedPlace> {
-        let Place { at, bytes: all } = place;
+        let (at, all) = (place.at(), place.bytes());
         // SAFETY: valid until the operation is done, by the promise of the caller of `new`.
         let memory = unsafe {
             Memory::foreign(&self.domain.device, at.addr() as u64, (all as u64).max(1), ())
@@ -636,12 +637,12 @@ impl<'a> Builder<'a> {
 
     /// Blocks go from rank to rank as they are.
     fn move_blocks(&self, plan: &mut Plan) -> gpu::Result<()> {
-        let CheckedCall { from, to, .. } = self.checked;
-        let operation = self.checked.call.operation;
+        let (from, to) = (self.checked.from(), self.checked.to());
+        let operation = self.checked.call().operation;
         let has_one_giver = matches!(operation, Operation::Broadcast | Operation::Scatter);
         let gives = |rank: u64| !has_one_giver || rank == self.root;
         let gets = |rank: u64| operation != Operation::Gather || rank == self.root;
-        let longest = self.checked.longest.unwrap_or(0) as u64;
+        let longest = self.checked.longest().unwrap_or(0) as u64;
         let slots = if has_one_giver { 1 } else { self.ranks };
         let (chunk, chunks) = self.chunk(slots, longest);
         plan.chunks = chunks;
@@ -657,14 +658,14 @@ impl<'a> Builder<'a> {
         if gives(self.rank) {
             for other in self.others().filter(|other| gets(*other)) {
                 let place = block(from, other);
-                let bytes = place.bytes as u64;
+                let bytes = place.bytes() as u64;
                 let (to, from) = (slot(other, self.rank)?, self.buffer(place, 0, bytes)?);
                 plan.pushes.push(PlannedCopy { to, from, bytes, chunk });
             }
             if gets(self.rank) {
                 let (from, to) = (block(from, self.rank), block(to, self.rank));
-                if from.at != to.at {
-                    let bytes = from.bytes as u64;
+                if from.at() != to.at() {
+                    let bytes = from.bytes() as u64;
                     let (from, to) = (self.buffer(from, 0, bytes)?, self.buffer(to, 0, bytes)?);
                     plan.pushes.push(PlannedCopy { to, from, bytes, chunk });
                 }
@@ -673,7 +674,7 @@ impl<'a> Builder<'a> {
         if gets(self.rank) {
             for other in self.others().filter(|other| gives(*other)) {
                 let place = block(to, other);
-                let bytes = place.bytes as u64;
+                let bytes = place.bytes() as u64;
                 let (to, from) = (self.buffer(place, 0, bytes)?, slot(self.rank, other)?);
                 plan.copies.push(PlannedCopy { to, from, bytes, chunk });
             }
@@ -683,13 +684,13 @@ impl<'a> Builder<'a> {
     }
 
     fn reduce_scatter(&self, plan: &mut Plan) -> gpu::Result<()> {
-        let CheckedCall { from, to, .. } = self.checked;
-        let longest = self.checked.longest.unwrap_or(0) as u64;
+        let (from, to) = (self.checked.from(), self.checked.to());
+        let longest = self.checked.longest().unwrap_or(0) as u64;
         let (chunk, chunks) = self.chunk(self.ranks, longest);
         plan.chunks = chunks;
         for other in self.others() {
             let place = from[other as usize];
-            let bytes = place.bytes as u64;
+            let bytes = place.bytes() as u64;
             let to = stage(self.stage_of(other).slot(self.rank, chunk)?);
             plan.pushes.push(PlannedCopy { to, from: self.buffer(place, 0, bytes)?, bytes, chunk });
         }
@@ -707,10 +708,10 @@ impl<'a> Builder<'a> {
 
     /// All-reduce, and reduce to the root.
     fn reduce(&self, plan: &mut Plan) -> gpu::Result<()> {
-        let CheckedCall { from, to, .. } = self.checked;
+        let (from, to) = (self.checked.from(), self.checked.to());
         let (from, to) = (from[0], to.first().copied());
-        let bytes = from.bytes as u64;
-        let is_to_all = self.checked.call.operation == Operation::AllReduce;
+        let bytes = from.bytes() as u64;
+        let is_to_all = self.checked.call().operation == Operation::AllReduce;
         let gets = |rank: u64| is_to_all || rank == self.root;
         if bytes <= ONE_STEP_BYTES {
             let (chunk, _) = self.chunk(self.ranks, bytes);

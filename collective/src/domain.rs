@@ -8,17 +8,18 @@ use launch::Group;
 use crate::call::Call;
 use crate::controller::{Change, Choices, Controller};
 use crate::domain_key::{CommDomainKey, digest};
-use crate::domain_options::{DomainOptions, JOIN, MachineRanks, segment_too_small};
+use crate::domain_options::{DomainOptions, JOIN, segment_too_small};
 use crate::element::Element;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_call::{Blocks, CheckedCall, HostCall};
-use crate::host_operations::{self as operations, Place, Ranks, Reduction, Route, Stores, Way};
+use crate::host_operations::{self as operations, Ranks, Reduction, Route, Stores, Way};
 use crate::host_steps::{HostOperation, HostSteps};
 use crate::members::{Failure, Members, Outcome};
 use crate::operation::{OpKey, Operation, SizeClass};
 use crate::param_table::ParamTable;
 use crate::parameters::{Algorithm, Parameters};
 use crate::peer_memory;
+use crate::place::Place;
 use crate::rendezvous::Offer;
 use crate::saved_parameters::SavedParameters;
 use crate::statistics::ExecStat;
@@ -95,7 +96,9 @@ impl CommDomain {
         let constants = [CHUNK_BYTES as u64, ONE_STEP_BYTES, LEARNT_BYTES, OpKey::COUNT.into()];
         let joined =
             options.join("domain", key, rank, digest(constants), words, Offer::default())?;
-        let MachineRanks { members, first_table, first_extra, deadline, .. } = joined;
+        let (first_table, first_extra) = (joined.first_table(), joined.first_extra());
+        let deadline = joined.deadline();
+        let members = joined.into_members().0;
         let ranks = members.count();
         let slot_bytes = slot_bytes(ranks);
         let strategy = options.strategy();
@@ -463,20 +466,20 @@ impl CommDomain {
             return Err(failure);
         }
         let Some(table) = &mut self.table else { return Err(Failure::Left { rank: 0 }) };
-        let step = table.enter(&checked.call, deadline)?;
+        let step = table.enter(checked.call(), deadline)?;
         let key = OpKey {
-            operation: checked.call.operation,
-            size_class: SizeClass::of(checked.bytes),
-            data_type: checked.call.data_type,
+            operation: checked.call().operation,
+            size_class: SizeClass::of(checked.bytes()),
+            data_type: checked.call().data_type,
         };
-        let is_large = checked.bytes >= LEARNT_BYTES && self.members.count() > 1;
+        let is_large = checked.bytes() >= LEARNT_BYTES && self.members.count() > 1;
         let is_learnt = is_large && self.fixed.is_none();
         let parameters = match self.fixed {
             Some(fixed) => fixed,
             None if is_learnt => table.parameters(key),
             None => Parameters::default(),
         };
-        self.calls = digest([self.calls, checked.call.signature()]);
+        self.calls = digest([self.calls, checked.call().signature()]);
         let mut on = self.steps.operation(self.calls, deadline);
         // SAFETY: the caller's promise.
         let done = unsafe { carry_out(&mut on, checked, parameters, self.reads_peers) };
@@ -492,7 +495,7 @@ impl CommDomain {
         if let Some(begun) = begun.filter(|_| is_learnt) {
             let stat = ExecStat {
                 fast_time: begun.elapsed(),
-                fast_bytes: checked.bytes,
+                fast_bytes: checked.bytes(),
                 success: true,
                 ..ExecStat::default()
             };
@@ -574,7 +577,7 @@ unsafe fn carry_out(
     parameters: Parameters,
     reads_peers: bool,
 ) -> Outcome<()> {
-    let call = &checked.call;
+    let call = checked.call();
     let Call { operation, data_type, .. } = *call;
     let root = call.root.unwrap_or(0);
     let is_direct = parameters.algorithm == Algorithm::Direct && reads_peers;
@@ -584,17 +587,17 @@ unsafe fn carry_out(
     };
     let chunk = chunk.min(on.slot_bytes());
     let route = if is_direct { Route::Direct } else { Route::Chunks(chunk) };
-    let all = |places: &[Place]| places.iter().map(|place| place.bytes).sum::<usize>();
+    let all = |places: &[Place]| places.iter().map(|place| place.bytes()).sum::<usize>();
     let stores = match operation {
-        Operation::Broadcast => Stores::of_operation(all(&checked.to), on.ranks()),
-        _ if checked.is_in_place => Stores::Cached,
-        _ => Stores::of_operation(all(&checked.from) + all(&checked.to), on.ranks()),
+        Operation::Broadcast => Stores::of_operation(all(checked.to()), on.ranks()),
+        _ if checked.is_in_place() => Stores::Cached,
+        _ => Stores::of_operation(all(checked.from()) + all(checked.to()), on.ranks()),
     };
-    let way = Way { route, stores };
+    let way = Way::new(route, stores);
     let one = |places: &[Place]| places.first().copied().unwrap_or(Place::NONE);
-    let (from, to) = (one(&checked.from), one(&checked.to));
-    let reduction = Reduction { op: call.reduce_op.unwrap_or(ReduceOp::Sum), data_type };
-    let longest = match checked.longest {
+    let (from, to) = (one(checked.from()), one(checked.to()));
+    let reduction = Reduction::new(call.reduce_op.unwrap_or(ReduceOp::Sum), data_type);
+    let longest = match checked.longest() {
         Some(longest) => longest,
         None => exchange_lengths(on, checked)?,
     };
@@ -612,7 +615,7 @@ unsafe fn carry_out(
             Operation::Barrier => on.barrier(),
             Operation::AllReduce | Operation::Reduce => {
                 let is_small =
-                    checked.bytes <= ONE_STEP_BYTES && parameters.algorithm != Algorithm::TwoStep;
+                    checked.bytes() <= ONE_STEP_BYTES && parameters.algorithm != Algorithm::TwoStep;
                 if is_small || parameters.algorithm == Algorithm::OneStep {
                     operations::reduce_one_step(on, chunk, stores, reduction, getters, from, to)
                 } else {
@@ -620,22 +623,22 @@ unsafe fn carry_out(
                 }
             }
             Operation::ReduceScatter => {
-                operations::reduce_scatter(on, way, reduction, &checked.from, to, longest)
+                operations::reduce_scatter(on, way, reduction, checked.from(), to, longest)
             }
             Operation::Broadcast => {
                 let blocks = vec![to; on.ranks() as usize];
-                operations::gather(on, way, (givers, getters), from, &blocks, longest)
+                operations::gather(on, way, givers, getters, from, &blocks, longest)
             }
             Operation::AllGather | Operation::Gather => {
-                operations::gather(on, way, (givers, getters), from, &checked.to, longest)
+                operations::gather(on, way, givers, getters, from, checked.to(), longest)
             }
             Operation::AllToAll => {
-                let (from, to) = (&checked.from, &checked.to);
-                operations::scatter(on, way, givers, from, to, longest, checked.is_in_place)
+                let (from, to) = (checked.from(), checked.to());
+                operations::scatter(on, way, givers, from, to, longest, checked.is_in_place())
             }
             Operation::Scatter => {
                 let blocks = vec![to; on.ranks() as usize];
-                operations::scatter(on, way, givers, &checked.from, &blocks, longest, false)
+                operations::scatter(on, way, givers, checked.from(), &blocks, longest, false)
             }
         }
     }
@@ -646,18 +649,20 @@ unsafe fn carry_out(
 fn exchange_lengths(on: &mut HostOperation<'_>, checked: &CheckedCall) -> Outcome<usize> {
     let (rank, ranks) = (on.rank(), on.ranks() as usize);
     let mut own = vec![0_u64; ranks];
-    match checked.from.as_slice() {
+    match checked.from() {
         // For each rank the same.
-        [one] => own.fill(one.bytes as u64),
-        blocks => own.iter_mut().zip(blocks).for_each(|(to, block)| *to = block.bytes as u64),
+        [one] => own.fill(one.bytes() as u64),
+        blocks => own.iter_mut().zip(blocks).for_each(|(to, block)| *to = block.bytes() as u64),
     }
     let all = on.exchange(&own)?;
     for (other, lengths) in all.iter().enumerate() {
         let given = lengths[rank as usize];
-        let taken = match (checked.call.operation, checked.to.as_slice()) {
-            (Operation::Scatter, [block]) if checked.call.root == Some(other as u32) => block.bytes,
+        let taken = match (checked.call().operation, checked.to()) {
+            (Operation::Scatter, [block]) if checked.call().root == Some(other as u32) => {
+                block.bytes()
+            }
             (Operation::Scatter, _) | (_, []) => continue,
-            (_, blocks) => blocks[other].bytes,
+            (_, blocks) => blocks[other].bytes(),
         };
         if given != taken as u64 {
             let collective = 0;

@@ -160,22 +160,17 @@ impl DomainOptions {
         let first_table = Members::required_words(ranks);
         let first_extra = (first_table + table).next_multiple_of(PAGE_WORDS);
         let name = digest([key.digest(), digest_of_bytes(self.job.bytes())]);
-        let rendezvous = Rendezvous {
-            socket: self.directory.join(format!("{kind}-{name:016x}.sock")),
-            rank,
-            ranks,
-            setup: format!(
-                "version {} (build {build:016x}) with {:?}, {}, reading of peers {}, key {:016x}",
-                env!("CARGO_PKG_VERSION"),
-                self.learning,
-                self.fixed.map_or("learnt parameters".to_owned(), |fixed| format!("{fixed:?}")),
-                self.reads_peers,
-                key.digest()
-            ),
-            layout: LAYOUT,
-            length: (first_extra + words(ranks)) * size_of::<u64>(),
-            offer,
-        };
+        let socket = self.directory.join(format!("{kind}-{name:016x}.sock"));
+        let setup = format!(
+            "version {} (build {build:016x}) with {:?}, {}, reading of peers {}, key {:016x}",
+            env!("CARGO_PKG_VERSION"),
+            self.learning,
+            self.fixed.map_or("learnt parameters".to_owned(), |fixed| format!("{fixed:?}")),
+            self.reads_peers,
+            key.digest()
+        );
+        let length = (first_extra + words(ranks)) * size_of::<u64>();
+        let rendezvous = Rendezvous::new(socket, [rank, ranks], setup, LAYOUT, length, offer);
         let deadline = ipc::deadline(self.timeout);
         let joined = rendezvous.join(self.timeout)?;
         let (members, offers) = Members::new(joined, rank, key.digest(), self.interruption)?;
@@ -187,14 +182,33 @@ impl DomainOptions {
 /// The ranks of a machine that have joined, and the parts of their segment.
 #[derive(Debug)]
 pub(crate) struct MachineRanks {
-    pub(crate) members: Arc<Members>,
+    members: Arc<Members>,
     /// The word at which the parameter table begins.
-    pub(crate) first_table: usize,
+    first_table: usize,
     /// The word at which the rest begins.
-    pub(crate) first_extra: usize,
-    pub(crate) deadline: Instant,
+    first_extra: usize,
+    deadline: Instant,
     /// What each rank gives.
-    pub(crate) offers: Vec<Offer>,
+    offers: Vec<Offer>,
+}
+
+impl MachineRanks {
+    pub(crate) fn first_table(&self) -> usize {
+        self.first_table
+    }
+
+    pub(crate) fn first_extra(&self) -> usize {
+        self.first_extra
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// The ranks, and what each gives.
+    pub(crate) fn into_members(self) -> (Arc<Members>, Vec<Offer>) {
+        (self.members, self.offers)
+    }
 }
 
 pub(crate) fn segment_too_small() -> Error {

@@ -4,7 +4,7 @@ use reduction::DataType;
 
 /// A Rust type whose elements collective operations move and reduce.
 pub trait Element: Copy + Send + Sync + 'static + sealed::Sealed {
-    /// Its type.
+    /// The type of the element.
     const DATA_TYPE: DataType;
 }
 

@@ -3,8 +3,8 @@
 use crate::call::Call;
 use crate::domain_key::digest;
 use crate::error::{Error, ErrorKind, Result};
-use crate::host_operations::Place;
 use crate::operation::Operation;
+use crate::place::Place;
 use reduction::{DataType, ReduceOp};
 
 /// Elements of a buffer, as blocks.
@@ -48,16 +48,44 @@ pub struct HostCall<'a> {
 /// A checked call of a rank.
 #[derive(Debug)]
 pub(crate) struct CheckedCall {
-    pub(crate) call: Call,
+    call: Call,
     /// One place, or one for each rank.
-    pub(crate) from: Vec<Place>,
-    pub(crate) to: Vec<Place>,
+    from: Vec<Place>,
+    to: Vec<Place>,
     /// The longest block that any rank gives; None if the ranks must ask each other.
-    pub(crate) longest: Option<usize>,
+    longest: Option<usize>,
     /// Bytes by which the parameters are chosen.
-    pub(crate) bytes: u64,
+    bytes: u64,
     /// Blocks of the output are where the input is.
-    pub(crate) is_in_place: bool,
+    is_in_place: bool,
+}
+
+impl CheckedCall {
+    pub(crate) fn call(&self) -> &Call {
+        &self.call
+    }
+
+    /// Where the blocks are that this rank gives.
+    pub(crate) fn from(&self) -> &[Place] {
+        &self.from
+    }
+
+    /// Where the blocks go that this rank gets.
+    pub(crate) fn to(&self) -> &[Place] {
+        &self.to
+    }
+
+    pub(crate) fn longest(&self) -> Option<usize> {
+        self.longest
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn is_in_place(&self) -> bool {
+        self.is_in_place
+    }
 }
 
 impl HostCall<'_> {
@@ -98,7 +126,7 @@ impl HostCall<'_> {
             if at.is_null() && spans.iter().any(|(_, bytes)| *bytes > 0) {
                 return Err(invalid(format!("{name}: there is no buffer")));
             }
-            let place = |(offset, bytes)| Place { at: at.wrapping_add(offset), bytes };
+            let place = |(offset, bytes)| Place::new(at.wrapping_add(offset), bytes);
             Ok(spans.into_iter().map(place).collect::<Vec<_>>())
         };
         let from = places("input", self.input.cast_mut(), self.send, sends_each, sends)?;
@@ -108,15 +136,15 @@ impl HostCall<'_> {
         let asks = matches!(operation, Gather | Scatter | AllToAll)
             && (is_unequal(self.send) || is_unequal(self.receive));
         let all = if receives_each { &to } else { &from };
-        let total: usize = all.iter().map(|place| place.bytes).sum();
-        let longest = all.iter().map(|place| place.bytes).max().unwrap_or(0);
+        let total: usize = all.iter().map(|place| place.bytes()).sum();
+        let longest = all.iter().map(|place| place.bytes()).max().unwrap_or(0);
         let each = matches!(operation, AllGather | ReduceScatter)
             && (is_unequal(self.send) || is_unequal(self.receive));
-        let one = from.first().or(to.first()).map_or(0, |place| place.bytes);
+        let one = from.first().or(to.first()).map_or(0, |place| place.bytes());
         let (count, blocks, bytes) = if asks {
             (0, 1, 0)
         } else if each {
-            let lengths = all.iter().map(|place| place.bytes as u64);
+            let lengths = all.iter().map(|place| place.bytes() as u64);
             (total / size, digest(lengths) | 1, total / ranks as usize)
         } else {
             (one / size, 0, one)
@@ -179,7 +207,7 @@ impl HostCall<'_> {
     ) -> std::result::Result<(), String> {
         let at = |places: &[Place]| {
             let place = if places.len() == 1 { places.first() } else { places.get(rank as usize) };
-            place.map(|place| place.bytes)
+            place.map(|place| place.bytes())
         };
         let (Some(given), Some(taken)) = (at(from), at(to)) else { return Ok(()) };
         let size = self.data_type.size();

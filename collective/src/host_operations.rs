@@ -7,6 +7,7 @@
 
 use crate::host_steps::HostOperation;
 use crate::members::Outcome;
+use crate::place::Place;
 use reduction::{DataType, ReduceOp};
 use reduction::{reduce, reduce_streaming};
 use transfer::host_copy;
@@ -15,24 +16,6 @@ use transfer::host_copy;
 const GRANULE: usize = 64;
 /// Bytes of each rank that are read at once to be reduced: those of all ranks stay in the cache.
 const READ_BYTES: usize = 64 << 10;
-
-/// Bytes in the memory of a rank. They are valid for reads and writes as their use requires.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
-    pub(crate) at: *mut u8,
-    pub(crate) bytes: usize,
-}
-
-impl Place {
-    pub(crate) const NONE: Self = Self { at: std::ptr::null_mut(), bytes: 0 };
-
-    /// The part that begins at an offset, with at most so many bytes.
-    fn part(self, offset: usize, bytes: usize) -> Self {
-        let offset = offset.min(self.bytes);
-        // SAFETY: inside of the place, or its end.
-        Self { at: unsafe { self.at.add(offset) }, bytes: bytes.min(self.bytes - offset) }
-    }
-}
 
 /// Copies bytes, unless they are the same.
 ///
@@ -96,11 +79,15 @@ fn share(total: usize, rank: u32, ranks: u32) -> (usize, usize) {
 /// How elements are reduced.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reduction {
-    pub(crate) op: ReduceOp,
-    pub(crate) data_type: DataType,
+    op: ReduceOp,
+    data_type: DataType,
 }
 
 impl Reduction {
+    pub(crate) fn new(op: ReduceOp, data_type: DataType) -> Self {
+        Self { op, data_type }
+    }
+
     /// Reduces elements of so many bytes.
     ///
     /// # Safety
@@ -124,8 +111,14 @@ pub(crate) enum Route {
 /// The way of an operation: how bytes go from rank to rank, and into the result.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Way {
-    pub(crate) route: Route,
-    pub(crate) stores: Stores,
+    route: Route,
+    stores: Stores,
+}
+
+impl Way {
+    pub(crate) fn new(route: Route, stores: Stores) -> Self {
+        Self { route, stores }
+    }
 }
 
 /// Which ranks give bytes, and which get them.
@@ -149,7 +142,8 @@ impl Ranks {
 pub(crate) unsafe fn gather(
     on: &mut HostOperation<'_>,
     Way { route, stores }: Way,
-    (givers, getters): (Ranks, Ranks),
+    givers: Ranks,
+    getters: Ranks,
     own: Place,
     blocks: &[Place],
     longest: usize,
@@ -159,16 +153,16 @@ pub(crate) unsafe fn gather(
     let from: Vec<u32> = on.others().filter(|rank| givers.contains(*rank)).collect();
     match route {
         Route::Direct => {
-            on.publish_address(own.at.cast_const())?;
+            on.publish_address(own.at().cast_const())?;
             if gives && gets {
                 // SAFETY: both places are of this rank.
-                unsafe { stores.copy(blocks[rank as usize].at, own.at, own.bytes) };
+                unsafe { stores.copy(blocks[rank as usize].at(), own.at(), own.bytes()) };
             }
             for other in from.iter().filter(|_| gets) {
                 let block = blocks[*other as usize];
                 let at = on.address(*other)?;
                 // SAFETY: the caller's promise for the block.
-                unsafe { on.read_memory(*other, at, block.at, block.bytes)? };
+                unsafe { on.read_memory(*other, at, block.at(), block.bytes())? };
             }
             on.end();
             on.barrier()
@@ -179,19 +173,19 @@ pub(crate) unsafe fn gather(
                 if gives {
                     let part = own.part(offset, chunk);
                     // SAFETY: a step has space for a chunk.
-                    unsafe { copy(to, part.at, part.bytes) };
+                    unsafe { copy(to, part.at(), part.bytes()) };
                 }
                 on.publish();
                 if gives && gets {
                     let (from, to) =
                         (own.part(offset, chunk), blocks[rank as usize].part(offset, chunk));
                     // SAFETY: both places are of this rank.
-                    unsafe { stores.copy(to.at, from.at, from.bytes) };
+                    unsafe { stores.copy(to.at(), from.at(), from.bytes()) };
                 }
                 for other in from.iter().filter(|_| gets) {
                     let part = blocks[*other as usize].part(offset, chunk);
                     // SAFETY: the rank has published so many bytes; the caller's promise for the block.
-                    unsafe { stores.copy(part.at, on.source(*other)?, part.bytes) };
+                    unsafe { stores.copy(part.at(), on.source(*other)?, part.bytes()) };
                 }
                 on.end();
             }
@@ -229,13 +223,13 @@ pub(crate) unsafe fn scatter(
             let table: Vec<u64> = if is_in_place && gives {
                 copies.iter().map(|copy| copy.as_ptr().expose_provenance() as u64).collect()
             } else {
-                own.iter().map(|it| it.at.expose_provenance() as u64).collect()
+                own.iter().map(|it| it.at().expose_provenance() as u64).collect()
             };
             on.publish_address(table.as_ptr())?;
             if gives {
                 let (from, to) = (own[rank as usize], blocks[rank as usize]);
                 // SAFETY: both places are of this rank.
-                unsafe { stores.copy(to.at, from.at, from.bytes) };
+                unsafe { stores.copy(to.at(), from.at(), from.bytes()) };
             }
             for other in &from {
                 let block = blocks[*other as usize];
@@ -245,7 +239,7 @@ pub(crate) unsafe fn scatter(
                 unsafe {
                     let entry = table.wrapping_add(u64::from(rank) * 8);
                     on.read_memory(*other, entry, (&raw mut at).cast(), size_of::<u64>())?;
-                    on.read_memory(*other, at, block.at, block.bytes)?;
+                    on.read_memory(*other, at, block.at(), block.bytes())?;
                 }
             }
             on.end();
@@ -264,12 +258,12 @@ pub(crate) unsafe fn scatter(
                             continue;
                         }
                         // SAFETY: a step has space for a chunk of each rank.
-                        unsafe { copy(to.add(number * each), part.at, part.bytes) };
+                        unsafe { copy(to.add(number * each), part.at(), part.bytes()) };
                     }
                     let from = own[rank as usize].part(offset, chunk);
                     let to = blocks[rank as usize].part(offset, chunk);
                     // SAFETY: both places are of this rank.
-                    unsafe { stores.copy(to.at, from.at, from.bytes) };
+                    unsafe { stores.copy(to.at(), from.at(), from.bytes()) };
                 }
                 on.publish();
                 for other in &from {
@@ -277,7 +271,7 @@ pub(crate) unsafe fn scatter(
                     // SAFETY: the rank has published so many bytes; the caller's promise for the block.
                     unsafe {
                         let from = on.source(*other)?.add(rank as usize * each);
-                        stores.copy(part.at, from, part.bytes);
+                        stores.copy(part.at(), from, part.bytes());
                     }
                 }
                 on.end();
@@ -290,9 +284,9 @@ pub(crate) unsafe fn scatter(
 /// # Safety
 /// The place is valid for reads.
 unsafe fn bytes_of(place: Place) -> Vec<u8> {
-    let mut bytes = vec![0; place.bytes];
+    let mut bytes = vec![0; place.bytes()];
     // SAFETY: the caller's promise.
-    unsafe { copy(bytes.as_mut_ptr(), place.at, place.bytes) };
+    unsafe { copy(bytes.as_mut_ptr(), place.at(), place.bytes()) };
     bytes
 }
 
@@ -313,7 +307,7 @@ pub(crate) unsafe fn reduce_scatter(
     let ranks = on.ranks() as usize;
     match route {
         Route::Direct => {
-            let table: Vec<u64> = own.iter().map(|it| it.at.expose_provenance() as u64).collect();
+            let table: Vec<u64> = own.iter().map(|it| it.at().expose_provenance() as u64).collect();
             on.publish_address(table.as_ptr())?;
             on.wait_for_all()?;
             let mut addresses = vec![0_u64; ranks];
@@ -325,18 +319,18 @@ pub(crate) unsafe fn reduce_scatter(
             }
             // Others read blocks of this rank, which the result must not change.
             let is_apart = own.iter().enumerate().all(|(number, block)| {
-                let (begin, end) = (block.at.addr(), block.at.addr() + block.bytes);
-                number == rank || to.at.addr() >= end || to.at.addr() + to.bytes <= begin
+                let (begin, end) = (block.at().addr(), block.at().addr() + block.bytes());
+                number == rank || to.at().addr() >= end || to.at().addr() + to.bytes() <= begin
             });
-            let mut result = if is_apart { Vec::new() } else { vec![0_u8; to.bytes] };
-            let target = if is_apart { to.at } else { result.as_mut_ptr() };
+            let mut result = if is_apart { Vec::new() } else { vec![0_u8; to.bytes()] };
+            let target = if is_apart { to.at() } else { result.as_mut_ptr() };
             // SAFETY: the addresses were published for this.
             unsafe { reduce_direct(on, stores, reduction, own[rank], target, &addresses)? };
             on.end();
             on.barrier()?;
             if !is_apart {
                 // SAFETY: the caller's promise.
-                unsafe { copy(to.at, result.as_ptr(), to.bytes) };
+                unsafe { copy(to.at(), result.as_ptr(), to.bytes()) };
             }
             Ok(())
         }
@@ -348,7 +342,7 @@ pub(crate) unsafe fn reduce_scatter(
                 for (number, block) in own.iter().enumerate().filter(|(at, _)| *at != rank) {
                     let part = block.part(offset, chunk);
                     // SAFETY: a step has space for a chunk of each rank.
-                    unsafe { copy(slot.add(number * each), part.at, part.bytes) };
+                    unsafe { copy(slot.add(number * each), part.at(), part.bytes()) };
                 }
                 on.publish();
                 on.wait_for_all()?;
@@ -356,14 +350,14 @@ pub(crate) unsafe fn reduce_scatter(
                 let mut sources = Vec::with_capacity(ranks);
                 for other in 0..ranks {
                     let from = match other == rank {
-                        true => own[rank].part(offset, chunk).at.cast_const(),
+                        true => own[rank].part(offset, chunk).at().cast_const(),
                         // SAFETY: the rank has published so many bytes.
                         false => unsafe { on.source(other as u32)?.add(rank * each) },
                     };
                     sources.push(from);
                 }
                 // SAFETY: each source has so many bytes; the caller's promise for the target.
-                unsafe { reduction.run(stores, part.at, &sources, part.bytes) };
+                unsafe { reduction.run(stores, part.at(), &sources, part.bytes()) };
                 on.end();
             }
             Ok(())
@@ -384,21 +378,21 @@ unsafe fn reduce_direct(
     addresses: &[u64],
 ) -> Outcome<()> {
     let ranks = addresses.len();
-    let mut read = vec![0_u8; ranks.saturating_sub(1) * READ_BYTES.min(own.bytes)];
-    let each = READ_BYTES.min(own.bytes);
-    for offset in (0..own.bytes).step_by(READ_BYTES) {
+    let mut read = vec![0_u8; ranks.saturating_sub(1) * READ_BYTES.min(own.bytes())];
+    let each = READ_BYTES.min(own.bytes());
+    for offset in (0..own.bytes()).step_by(READ_BYTES) {
         let part = own.part(offset, READ_BYTES);
-        let mut sources = vec![part.at.cast_const(); ranks];
+        let mut sources = vec![part.at().cast_const(); ranks];
         for (number, other) in on.others().enumerate() {
             let to = read[number * each..].as_mut_ptr();
             let from = addresses[other as usize].wrapping_add(offset as u64);
             // SAFETY: there are so many bytes for each rank.
-            unsafe { on.read_memory(other, from, to, part.bytes)? };
+            unsafe { on.read_memory(other, from, to, part.bytes())? };
             sources[other as usize] = to;
         }
         // SAFETY: the caller's promise.
         unsafe {
-            reduction.run(stores, target.add(offset), &sources, part.bytes);
+            reduction.run(stores, target.add(offset), &sources, part.bytes());
         };
     }
     Ok(())
@@ -418,16 +412,16 @@ pub(crate) unsafe fn reduce_one_step(
     to: Place,
 ) -> Outcome<()> {
     let rank = on.rank();
-    for offset in (0..from.bytes.max(1)).step_by(chunk) {
+    for offset in (0..from.bytes().max(1)).step_by(chunk) {
         let part = from.part(offset, chunk);
-        let slot = on.begin(part.bytes)?;
+        let slot = on.begin(part.bytes())?;
         // SAFETY: a step has space for a chunk.
-        unsafe { copy(slot, part.at, part.bytes) };
+        unsafe { copy(slot, part.at(), part.bytes()) };
         on.publish();
         if getters.contains(rank) {
             let target = to.part(offset, chunk);
             // SAFETY: all ranks publish chunks of so many bytes.
-            unsafe { reduce_step(on, stores, reduction, target.at, 0, part)? };
+            unsafe { reduce_step(on, stores, reduction, target.at(), 0, part)? };
         }
         on.end();
     }
@@ -450,13 +444,13 @@ unsafe fn reduce_step(
     let mut sources = Vec::with_capacity(on.ranks() as usize);
     for other in 0..on.ranks() {
         sources.push(match other == on.rank() {
-            true => own.at.cast_const(),
+            true => own.at().cast_const(),
             // SAFETY: the caller's promise.
             false => unsafe { on.source(other)?.add(offset) },
         });
     }
     // SAFETY: the caller's promise.
-    unsafe { reduction.run(stores, target, &sources, own.bytes) };
+    unsafe { reduction.run(stores, target, &sources, own.bytes()) };
     Ok(())
 }
 
@@ -477,9 +471,9 @@ pub(crate) unsafe fn reduce_two_steps(
     let gets = getters.contains(rank);
     match route {
         Route::Direct => {
-            on.publish_address(from.at.cast_const())?;
+            on.publish_address(from.at().cast_const())?;
             on.wait_for_all()?;
-            let (begin, length) = share(from.bytes, rank, ranks);
+            let (begin, length) = share(from.bytes(), rank, ranks);
             let mut addresses = vec![0_u64; ranks as usize];
             for other in on.others() {
                 addresses[other as usize] = on.address(other)?.wrapping_add(begin as u64);
@@ -487,7 +481,7 @@ pub(crate) unsafe fn reduce_two_steps(
             let own = from.part(begin, length);
             let mut result = if gets { Vec::new() } else { vec![0_u8; length] };
             let target = match gets {
-                true => to.part(begin, length).at,
+                true => to.part(begin, length).at(),
                 false => result.as_mut_ptr(),
             };
             // SAFETY: the target has space for the share; the addresses were published for this.
@@ -495,40 +489,40 @@ pub(crate) unsafe fn reduce_two_steps(
             on.end();
             on.publish_address(target.cast_const())?;
             for other in on.others().filter(|_| gets) {
-                let (begin, length) = share(from.bytes, other, ranks);
+                let (begin, length) = share(from.bytes(), other, ranks);
                 let part = to.part(begin, length);
                 let at = on.address(other)?;
                 // SAFETY: the caller's promise for the place.
-                unsafe { on.read_memory(other, at, part.at, part.bytes)? };
+                unsafe { on.read_memory(other, at, part.at(), part.bytes())? };
             }
             on.end();
             on.barrier()
         }
         Route::Chunks(chunk) => {
-            for offset in (0..from.bytes.max(1)).step_by(chunk) {
+            for offset in (0..from.bytes().max(1)).step_by(chunk) {
                 let (part, result) = (from.part(offset, chunk), to.part(offset, chunk));
-                let slot = on.begin(part.bytes)?;
+                let slot = on.begin(part.bytes())?;
                 // SAFETY: a step has space for a chunk.
-                unsafe { copy(slot, part.at, part.bytes) };
+                unsafe { copy(slot, part.at(), part.bytes()) };
                 on.publish();
                 on.wait_for_all()?;
-                let (begin, length) = share(part.bytes, rank, ranks);
+                let (begin, length) = share(part.bytes(), rank, ranks);
                 let mut sources = Vec::with_capacity(ranks as usize);
                 for other in 0..ranks {
                     // SAFETY: all ranks publish chunks of so many bytes.
                     sources.push(unsafe { on.source(other)?.add(begin) });
                 }
                 on.end();
-                let (_, longest) = share(part.bytes, 0, ranks);
+                let (_, longest) = share(part.bytes(), 0, ranks);
                 let slot = on.begin(longest)?;
                 // SAFETY: the chunks of the step before are not written before this one was published.
                 unsafe { reduction.run(Stores::Cached, slot, &sources, length) };
                 on.publish();
                 for other in on.others().chain([rank]).filter(|_| gets) {
-                    let (begin, length) = share(part.bytes, other, ranks);
+                    let (begin, length) = share(part.bytes(), other, ranks);
                     let target = result.part(begin, length);
                     // SAFETY: the rank has published so many bytes.
-                    unsafe { stores.copy(target.at, on.source(other)?, target.bytes) };
+                    unsafe { stores.copy(target.at(), on.source(other)?, target.bytes()) };
                 }
                 on.end();
             }

@@ -46,7 +46,7 @@ impl HostSteps {
     /// The steps of one operation. Ranks whose signatures differ call different operations.
     pub(crate) fn operation(&mut self, signature: u64, deadline: Instant) -> HostOperation<'_> {
         let Self { members, first_word, slot_bytes, next, strategy } = self;
-        let wait = Wait { strategy, deadline };
+        let wait = Wait::new(strategy, deadline);
         HostOperation {
             members,
             first_word: *first_word,

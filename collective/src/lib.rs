@@ -2,7 +2,7 @@
 //!
 //! Modules, each importing only those before it: `error`, `element`, `operation`,
 //! `domain_key`, `call`, `parameters`, `statistics`, `controller`, `saved_parameters`,
-//! `rendezvous`, `members`, `param_table`, `domain_options`, `param_store`, `peer_memory`, `host_steps`,
+//! `rendezvous`, `members`, `param_table`, `domain_options`, `param_store`, `peer_memory`, `place`, `host_steps`,
 //! `host_operations`, `host_call`, `domain`, `peer_watch`, `buffer_agreement`,
 //! `device_domain`.
 
@@ -35,6 +35,7 @@ mod param_table;
 mod parameters;
 mod peer_memory;
 mod peer_watch;
+mod place;
 mod rendezvous;
 mod saved_parameters;
 mod statistics;

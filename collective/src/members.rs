@@ -113,7 +113,7 @@ impl Members {
         key: u64,
         interruption: Option<fn() -> bool>,
     ) -> Result<(Self, Vec<Offer>)> {
-        let JoinedRanks { segment, pidfds, process_ids, offers } = joined;
+        let (segment, pidfds, process_ids, offers) = joined.into_parts();
         let words = segment.words();
         let ranks = pidfds.len();
         // The first rank writes them, and the others find the same.
@@ -371,6 +371,12 @@ impl Members {
 /// How and until when a rank waits for others.
 #[derive(Debug)]
 pub(crate) struct Wait<'a> {
-    pub(crate) strategy: &'a mut WaitStrategy,
-    pub(crate) deadline: Instant,
+    strategy: &'a mut WaitStrategy,
+    deadline: Instant,
+}
+
+impl<'a> Wait<'a> {
+    pub(crate) fn new(strategy: &'a mut WaitStrategy, deadline: Instant) -> Self {
+        Self { strategy, deadline }
+    }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::call::Call;
 use crate::controller::{Change, Choices, Controller};
 use crate::domain_key::{CommDomainKey, digest};
-use crate::domain_options::{DomainOptions, MachineRanks, segment_too_small};
+use crate::domain_options::{DomainOptions, segment_too_small};
 use crate::error::{Error, ErrorKind, Result};
 use crate::members::{Failure, Members};
 use crate::operation::OpKey;
@@ -91,7 +91,8 @@ impl ShmParamStore {
     ) -> Result<Self> {
         let build = digest([u64::from(OpKey::COUNT)]);
         let joined = options.join("store", key, rank, build, |_| 0, Offer::default())?;
-        let MachineRanks { members, first_table, .. } = joined;
+        let first_table = joined.first_table();
+        let members = joined.into_members().0;
         let learning = options.learning_options();
         let table = ParamTable::new(Arc::clone(&members), first_table, learning, choices, true);
         Ok(Self { members, table: Some(table.ok_or_else(segment_too_small)?) })

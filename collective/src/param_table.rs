@@ -138,7 +138,7 @@ impl ParamTable {
             let Some(rank) = table.rank_behind(is_gone) else { continue };
             let least = (self.table.step() + 1).saturating_sub(self.options.window.into());
             let (members, table) = (&self.members, &self.table);
-            let mut wait = Wait { strategy: &mut self.strategy, deadline };
+            let mut wait = Wait::new(&mut self.strategy, deadline);
             let is_ready = || table.entered(rank) >= least || table.has_left(rank);
             if self.continues_without_dead {
                 if !members.poll(&mut wait, rank, is_ready) && !members.has_ended(rank) {
@@ -167,7 +167,7 @@ impl ParamTable {
         for rank in 1..self.members.count() {
             let (members, table) = (&self.members, &self.table);
             let is_ready = || table.reported(rank, step).is_some() || table.has_left(rank);
-            let mut wait = Wait { strategy: &mut self.strategy, deadline };
+            let mut wait = Wait::new(&mut self.strategy, deadline);
             if !members.poll(&mut wait, rank, is_ready) {
                 break;
             }

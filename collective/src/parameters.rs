@@ -13,8 +13,8 @@ pub enum Algorithm {
     OneStep,
     /// Two exchanges: each rank reduces its part, then the parts are gathered.
     TwoStep,
-    /// As [`TwoStep`](Self::TwoStep), but ranks read the memory of each other, instead of chunks that
-    /// these copy to common memory.
+    /// Two exchanges, too, but ranks read the memory of each other, instead of chunks that these copy to
+    /// common memory.
     Direct,
 }
 

@@ -33,35 +33,42 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
     /// The path of the socket: the same for all ranks of the rendezvous, and of no other one.
-    pub(crate) socket: PathBuf,
-    pub(crate) rank: u32,
-    pub(crate) ranks: u32,
+    socket: PathBuf,
+    rank: u32,
+    ranks: u32,
     /// A text that says what a rank expects, of which all must be equal.
-    pub(crate) setup: String,
-    pub(crate) layout: Layout,
+    setup: String,
+    layout: Layout,
     /// Bytes of the segment.
-    pub(crate) length: usize,
+    length: usize,
     /// What this rank gives to all others.
-    pub(crate) offer: Offer,
+    offer: Offer,
 }
 
 /// What a rank gives to all others: bytes, and at most 32 descriptors.
 #[derive(Debug, Default)]
 pub(crate) struct Offer {
-    pub(crate) bytes: Vec<u8>,
-    pub(crate) descriptors: Vec<OwnedFd>,
+    bytes: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
 }
 
 /// What a rank has after the rendezvous.
 #[derive(Debug)]
 pub(crate) struct JoinedRanks {
-    pub(crate) segment: Segment,
+    segment: Segment,
     /// The process of each rank.
-    pub(crate) pidfds: Vec<PidFd>,
+    pidfds: Vec<PidFd>,
     /// The ids of the processes, as the rank that listened sees them; 0 if it does not.
-    pub(crate) process_ids: Vec<u32>,
+    process_ids: Vec<u32>,
     /// What each rank gives.
-    pub(crate) offers: Vec<Offer>,
+    offers: Vec<Offer>,
+}
+
+impl JoinedRanks {
+    /// The segment, the process of each rank, the ids of the processes, and what each rank gives.
+    pub(crate) fn into_parts(self) -> (Segment, Vec<PidFd>, Vec<u32>, Vec<Offer>) {
+        (self.segment, self.pidfds, self.process_ids, self.offers)
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -92,6 +99,18 @@ fn missing(ranks: impl IntoIterator<Item = u32>) -> Error {
 }
 
 impl Offer {
+    pub(crate) fn new(bytes: Vec<u8>, descriptors: Vec<OwnedFd>) -> Self {
+        Self { bytes, descriptors }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub(crate) fn descriptors(&self) -> &[OwnedFd] {
+        &self.descriptors
+    }
+
     /// The descriptors of a message: that of the process, then these.
     fn with<'a>(&'a self, process: &'a PidFd) -> Vec<BorrowedFd<'a>> {
         std::iter::once(process.as_fd()).chain(self.descriptors.iter().map(AsFd::as_fd)).collect()
@@ -105,6 +124,18 @@ impl Offer {
 }
 
 impl Rendezvous {
+    /// Of a rank and the number of ranks, with the layout and the bytes of the segment.
+    pub(crate) fn new(
+        socket: PathBuf,
+        [rank, ranks]: [u32; 2],
+        setup: String,
+        layout: Layout,
+        length: usize,
+        offer: Offer,
+    ) -> Self {
+        Self { socket, rank, ranks, setup, layout, length, offer }
+    }
+
     /// Waits for the other ranks.
     pub(crate) fn join(&self, timeout: Duration) -> Result<JoinedRanks> {
         let deadline = ipc::deadline(timeout);

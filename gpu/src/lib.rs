@@ -67,7 +67,8 @@ pub use properties::{
     GpuDirect, HandleTypes, PciAddress, PeerAccess, Properties, Uuid, WritesOrdering,
 };
 pub use stream::{
-    Block, CopyMethod, Exchange, ExchangeCopy, ExchangePlace, ExchangeReduction, PreparedBlocks, Stream, leaked_streams,
+    Block, CopyMethod, Exchange, ExchangeCopy, ExchangePlace, ExchangeReduction, PreparedBlocks,
+    Stream, leaked_streams,
 };
 pub use views::{Range, View, Views};
 

@@ -105,7 +105,7 @@ struct Reduction<'a> {
     sources: &'a [*const u8],
     count: usize,
     version: Version,
-    /// Whether to store past the caches.
+    /// Set if results are stored past the caches.
     streams: bool,
 }
 

@@ -66,12 +66,11 @@ impl Mpi {
         let library = names.iter().find_map(|name| open(name).ok());
         let library: Library =
             library.ok_or_else(|| failed(format!("{names:?} not found")))?.into();
-        // SAFETY: an object of Open MPI, whose address is the handle.
         let address = |name: &[u8]| {
-            unsafe { library.get::<*mut c_void>(name) }.ok().map(|symbol| {
-                // SAFETY: the address of the symbol.
-                unsafe { symbol.try_as_raw_ptr() }.map_or(0, |at| at.addr())
-            })
+            // SAFETY: an object of Open MPI, whose address is the handle.
+            let symbol = unsafe { library.get::<*mut c_void>(name) }.ok()?;
+            // SAFETY: only its address is used.
+            unsafe { symbol.try_as_raw_ptr() }.map(|at| at.addr())
         };
         let (world, float, sum) = match address(b"ompi_mpi_comm_world") {
             Some(world) => {

@@ -79,7 +79,8 @@ impl Nccl {
     pub(crate) fn run(
         &self,
         operation: Operation,
-        (from, to): (u64, u64),
+        from: u64,
+        to: u64,
         count: usize,
         turns: u64,
     ) -> Result<(), Failure> {

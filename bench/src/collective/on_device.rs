@@ -7,9 +7,11 @@ use collective::{CommDomain, CommDomainKey, DeviceDomain, DomainOptions, HostCal
 use command::exit::Failure;
 use gpu::{Device, Memory, Stream};
 
-use super::TIMEOUT;
 use super::buffers::Buffers;
 use super::nccl::Nccl;
+
+/// The longest wait for operations of the device.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A rank's device.
 #[derive(Debug)]
@@ -115,10 +117,10 @@ impl OnDevice {
         let (Some(nccl), Some(stream)) = (&self.nccl, &self.default_stream) else {
             return Ok(None);
         };
-        let addresses = self.addresses();
+        let (from, to) = self.addresses();
         let run = || -> Result<Duration, Failure> {
             let began = Instant::now();
-            nccl.run(operation, addresses, count, turns)?;
+            nccl.run(operation, from, to, count, turns)?;
             stream.synchronize(TIMEOUT).map_err(Failure::of)?;
             Ok(began.elapsed())
         };

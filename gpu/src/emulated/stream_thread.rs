@@ -14,8 +14,7 @@ use super::{Fault, State};
 use crate::checksum::checksum_from;
 use crate::driver::{self, CopyEntry, EventDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
-use crate::raw_exchange::{MAX_RANKS, RawChunk, RawExchange, RawPiece, word_offset};
-use reduction::{DataType, ReduceOp};
+use crate::raw_exchange::RawExchange;
 
 fn failed(operation: &'static str) -> Error {
     let detail = "an earlier operation on the stream failed (injected fault)";
@@ -249,7 +248,9 @@ fn perform(work_queue: &WorkQueue, operation: Operation, has_failed: bool) -> bo
                     ptr::copy(from as *const u8, to as *mut u8, length as usize);
                 }
             }
-            Operation::Exchange(exchange) => return run_exchange(work_queue, &exchange),
+            Operation::Exchange(exchange) => {
+                return exchange.run_on_host(|is_over| wait(work_queue, is_over));
+            }
             Operation::WriteWord { to, value } => {
                 (*(to as *const AtomicU32)).store(value, Ordering::Release);
             }
@@ -257,81 +258,6 @@ fn perform(work_queue: &WorkQueue, operation: Operation, has_failed: bool) -> bo
         }
     }
     true
-}
-
-/// An exchange, as one thread instead of many blocks. Returns false if the stream ends meanwhile.
-///
-/// # Safety
-/// All ranges stay valid until it is done.
-unsafe fn run_exchange(work_queue: &WorkQueue, exchange: &RawExchange) -> bool {
-    let ranks = exchange.ranks as usize;
-    let copy_all = |pieces: &[RawPiece], chunk: RawChunk| {
-        for piece in pieces {
-            let from = chunk.place(piece.from, piece.is_from_staged != 0, piece.chunk);
-            let to = chunk.place(piece.to, piece.is_to_staged != 0, piece.chunk);
-            let length = chunk.length(piece.bytes, piece.chunk);
-            // SAFETY: the caller's promise.
-            unsafe { ptr::copy(from as *const u8, to as *mut u8, length as usize) };
-        }
-    };
-    // SAFETY: four aligned bytes each, by the caller's promise.
-    let word = |at: u64| unsafe { &*(at as *const AtomicU32) };
-    let mut has_ended = false;
-    let mut meet = |phase: u32, number: u32| {
-        let others = || (0..exchange.ranks).filter(|rank| *rank != exchange.rank);
-        for other in others() {
-            let at = exchange.words[other as usize] + word_offset(phase, 0, exchange.rank);
-            word(at).store(number, Ordering::Release);
-        }
-        let is_here = |rank: u32| {
-            let at = exchange.own_words + word_offset(phase, 0, rank);
-            word(at).load(Ordering::Acquire).wrapping_sub(number) as i32 >= 0
-        };
-        let is_stopped = || word(exchange.stop).load(Ordering::Acquire) != 0;
-        has_ended |= !wait(work_queue, || others().all(is_here) || is_stopped());
-        let all_here = others().all(is_here);
-        if !all_here {
-            word(exchange.failed).store(exchange.number, Ordering::Release);
-        }
-        all_here
-    };
-    let types =
-        (DataType::from_number(exchange.data_type as u8), ReduceOp::from_number(exchange.op as u8));
-    for index in 0..exchange.chunks {
-        let number = exchange.number.wrapping_add(index);
-        let chunk = exchange.chunk(index);
-        copy_all(&exchange.pushes[..], chunk);
-        if !meet(0, number) {
-            break;
-        }
-        if let (Some(data_type), Some(op)) = types {
-            let length = chunk.length(exchange.reduced_bytes, exchange.reduced_chunk);
-            let place = |base, staged: u32, rank: usize| {
-                chunk.place(base, staged >> rank & 1 != 0, exchange.reduced_chunk)
-            };
-            let mut sources = [ptr::null(); MAX_RANKS];
-            for (rank, source) in sources.iter_mut().enumerate() {
-                let at = place(exchange.sources[rank], exchange.staged_sources, rank);
-                *source = at as *const u8;
-            }
-            let mut result = vec![0_u8; length as usize];
-            let count = result.len() / data_type.size();
-            // SAFETY: the caller's promise; the result has as many bytes.
-            unsafe {
-                reduction::reduce(op, data_type, result.as_mut_ptr(), &sources[..ranks], count);
-            }
-            for rank in 0..exchange.results_count as usize {
-                let to = place(exchange.results[rank], exchange.staged_results, rank);
-                // SAFETY: as above.
-                unsafe { ptr::copy(result.as_ptr(), to as *mut u8, result.len()) };
-            }
-        }
-        if exchange.has_second_phase != 0 && !meet(1, number) {
-            break;
-        }
-        copy_all(&exchange.copies[..], chunk);
-    }
-    !has_ended
 }
 
 /// Copies through a buffer: other threads may write the bytes at the same time, so no reference

@@ -7,7 +7,9 @@ use reduction::{DataType, ReduceOp};
 use super::Stream;
 use crate::error::{ErrorKind, Result};
 use crate::memory::Slice;
-use crate::raw_exchange::{MAX_BLOCKS, MAX_RANKS, RawExchange, RawPiece, WORD_BYTES};
+use crate::raw_exchange::{
+    MAX_BLOCKS, MAX_RANKS, RawExchange, RawPiece, RawPlace, RawWords, WORD_BYTES,
+};
 
 /// A place of an exchange.
 #[derive(Debug, Clone, Copy)]
@@ -185,69 +187,44 @@ impl Stream {
         self.check_word(OPERATION, exchange.stop)?;
         self.check_word(OPERATION, exchange.failed)?;
         self.check_writable(OPERATION, exchange.failed)?;
-        let mut words = [0; MAX_RANKS];
-        words.iter_mut().zip(exchange.words).for_each(|(to, slice)| *to = slice.address());
+        let words = exchange.words.iter().map(Slice::address);
+        let (stop, failed) = (exchange.stop.address(), exchange.failed.address());
+        let words = RawWords::new(exchange.rank, words, stop, failed);
+        let Exchange { rank, number, chunks, .. } = *exchange;
+        let mut raw = RawExchange::new(ranks as u32, rank, number, chunks, words);
+        let pushes = self.raw_pieces(exchange.pushes, exchange)?;
+        let copies = self.raw_pieces(exchange.copies, exchange)?;
         let distance = exchange.stage_distance;
-        let mut raw = RawExchange {
-            ranks: ranks as u32,
-            rank: exchange.rank,
-            number: exchange.number,
-            data_type: 0,
-            op: 0,
-            results_count: 0,
-            has_second_phase: u32::from(exchange.is_gathered),
-            staged_sources: 0,
-            staged_results: 0,
-            chunks: exchange.chunks,
-            unused: 0,
-            stage_distance: distance,
-            own_words: words[exchange.rank as usize],
-            words,
-            stop: exchange.stop.address(),
-            failed: exchange.failed.address(),
-            pushes: self.raw_pieces(exchange.pushes, exchange)?,
-            sources: [0; MAX_RANKS],
-            results: [0; MAX_RANKS],
-            reduced_bytes: 0,
-            reduced_chunk: 0,
-            copies: self.raw_pieces(exchange.copies, exchange)?,
-        };
+        raw.set_copies(pushes, copies, exchange.is_gathered, distance);
         if let Some(reduction) = &exchange.reduction {
-            let ExchangeReduction { bytes, chunk, .. } = *reduction;
-            let size = reduction.data_type.size() as u64;
+            let ExchangeReduction { data_type, op, bytes, chunk, .. } = *reduction;
+            let size = data_type.size() as u64;
             let is_valid = reduction.sources.len() == ranks
                 && (1..=MAX_RANKS).contains(&reduction.results.len())
                 && bytes.is_multiple_of(size)
                 && chunk.is_multiple_of(size)
-                && chunk.checked_mul(exchange.chunks.into()).is_some_and(|all| all >= bytes);
+                && chunk.checked_mul(chunks.into()).is_some_and(|all| all >= bytes);
             if !is_valid {
                 return invalid(
                     "a reduction needs a source of each device, a result, and elements",
                 );
             }
-            for (number, place) in reduction.sources.iter().enumerate() {
-                let (address, is_staged) = self.place(place, bytes, chunk, distance, false)?;
-                raw.sources[number] = address;
-                raw.staged_sources |= u32::from(is_staged) << number;
-            }
-            for (number, place) in reduction.results.iter().enumerate() {
-                let (address, is_staged) = self.place(place, bytes, chunk, distance, true)?;
-                raw.results[number] = address;
-                raw.staged_results |= u32::from(is_staged) << number;
-            }
-            let mut all = raw.sources.iter().chain(&raw.results);
-            if !all.all(|address| address.is_multiple_of(size)) {
+            let all = || reduction.sources.iter().chain(reduction.results);
+            if !all().all(|place| place.slice().address().is_multiple_of(size)) {
                 return invalid("elements are not aligned to their size");
             }
-            raw.data_type = reduction.data_type as u32;
-            raw.op = reduction.op as u32;
-            raw.results_count = reduction.results.len() as u32;
-            (raw.reduced_bytes, raw.reduced_chunk) = (bytes, chunk);
+            let places = |places: &[ExchangePlace<'_>], is_written| {
+                let place = |it| self.place(it, bytes, chunk, distance, is_written);
+                places.iter().map(place).collect::<Result<Vec<_>>>()
+            };
+            let sources = places(reduction.sources, false)?;
+            let results = places(reduction.results, true)?;
+            raw.set_reduction(data_type, op, &sources, &results, [bytes, chunk]);
         }
         Ok(raw)
     }
 
-    /// The address of a place that has space for so many bytes, and whether it is a stage.
+    /// A place that has space for so many bytes.
     fn place(
         &self,
         place: &ExchangePlace<'_>,
@@ -255,7 +232,7 @@ impl Stream {
         chunk: u64,
         distance: u64,
         is_written: bool,
-    ) -> Result<(u64, bool)> {
+    ) -> Result<RawPlace> {
         let (slice, is_staged) = (place.slice(), matches!(place, ExchangePlace::Stage(_)));
         if is_written {
             self.check_writable(OPERATION, slice)?;
@@ -270,7 +247,7 @@ impl Stream {
         if is_staged {
             slice.memory().slice(slice.offset().saturating_add(distance), needed)?;
         }
-        Ok((slice.address(), is_staged))
+        Ok(RawPlace::new(slice.address(), is_staged))
     }
 
     fn raw_pieces(
@@ -291,10 +268,9 @@ impl Stream {
                 let detail = format!("{bytes} bytes, in {chunks} chunks of {chunk} bytes");
                 return Err(self.refuse(OPERATION, ErrorKind::InvalidArgument, detail));
             }
-            let (to, is_to_staged) = self.place(&copy.to, bytes, chunk, distance, true)?;
-            let (from, is_from_staged) = self.place(&copy.from, bytes, chunk, distance, false)?;
-            let [is_from_staged, is_to_staged] = [is_from_staged, is_to_staged].map(u32::from);
-            *piece = RawPiece { from, to, bytes, chunk, is_from_staged, is_to_staged };
+            let to = self.place(&copy.to, bytes, chunk, distance, true)?;
+            let from = self.place(&copy.from, bytes, chunk, distance, false)?;
+            *piece = RawPiece::new(from, to, bytes, chunk);
         }
         Ok(pieces)
     }
