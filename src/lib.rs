@@ -14,6 +14,8 @@
 //!   written to another process's memory.
 //! - [`pubsub`]: topics. One copy of a message, read by any number of processes.
 //! - [`launch`]: ranks that `mpirun`, `srun` or `torchrun` started, as peers.
+//! - [`collective`]: all-reduce, all-gather and others among ranks, in host and device memory, with
+//!   parameters that all ranks agree on.
 //!
 //! ```
 //! use fabricast::fabric::{EndpointKind, Requirements, Policy, Query, Locality, choose};
@@ -32,6 +34,7 @@
 
 mod error;
 
+pub use collective;
 pub use error::{Error, Result};
 pub use fabric;
 pub use gpu;

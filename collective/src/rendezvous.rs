@@ -26,6 +26,8 @@ const RANK: u8 = 0xc4;
 const RETRY: Duration = Duration::from_millis(2);
 /// Time between two looks whether a rank that waits has gone.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// How long a process takes to end, at most.
+const ENDING_TIME: Duration = Duration::from_millis(500);
 /// Other ranks wait for the messages, so that there is space for them.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -225,6 +227,11 @@ impl Rendezvous {
             // Other programs may connect, too.
             let Ok((hello, other)) = receive_hello(channel) else { continue };
             others.retain(|_, other| !other.channel.is_shut_down());
+            // A process that was killed, and started again, may still be ending.
+            let has_ended = |other: &mut PendingRank| other.pidfd.exits_within(ENDING_TIME);
+            if others.get_mut(&hello.rank).is_some_and(has_ended) {
+                others.remove(&hello.rank);
+            }
             if let Some(refusal) = self.check(&hello, others.contains_key(&hello.rank)) {
                 let bytes = control::codec::encode(REFUSED, &refusal);
                 for other in others.values().chain([&other]) {
