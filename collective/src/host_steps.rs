@@ -6,12 +6,15 @@
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ipc::WaitStrategy;
 
 use crate::members::{Failure, INLINE_BYTES, Members, Outcome, Wait};
 use crate::peer_memory;
+
+/// The memory of a process that is killed is gone a moment before the process is.
+const ENDING_TIME: Duration = Duration::from_millis(100);
 
 /// The steps of a rank.
 #[derive(Debug)]
@@ -217,7 +220,7 @@ impl HostOperation<'_> {
         // SAFETY: the caller's promise.
         unsafe { peer_memory::read(self.members.process_id(rank), from, to, bytes) }.map_err(|_| {
             let reader = self.rank();
-            self.members.fail(match self.members.has_ended(rank) {
+            self.members.fail(match self.members.ends_within(rank, ENDING_TIME) {
                 true => Failure::Ended { rank },
                 false => Failure::Unreadable { rank, reader },
             })

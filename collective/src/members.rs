@@ -226,6 +226,11 @@ impl Members {
         rank != self.rank && self.pidfds[rank as usize].has_exited()
     }
 
+    /// Returns whether the process of a rank ends within this time.
+    pub(crate) fn ends_within(&self, rank: u32, time: Duration) -> bool {
+        rank != self.rank && self.pidfds[rank as usize].exits_within(time)
+    }
+
     pub(crate) fn check_fork(&self, operation: &'static str) -> Result<()> {
         if self.fork_generation.is_current() {
             return Ok(());
