@@ -2,7 +2,8 @@
 //!
 //! Each rank has a stage: device memory to which the others copy. One kernel carries out an operation: it
 //! pushes to the stages of the others, waits for them on the device, reduces, and copies from its own
-//! stage. The host neither waits for other ranks nor for the device.
+//! stage. The host waits for no device, and for other ranks at most some milliseconds: before large operations,
+//! in which ranks access the buffers of each other.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -16,10 +17,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::buffer_agreement::{BufferAgreement, DirectOutcomes, RankBuffers};
 use crate::call::Call;
+use crate::collective_call::{CheckedCall, CollectiveCall};
 use crate::domain_key::{CommDomainKey, digest};
 use crate::domain_options::{DomainOptions, JOIN, segment_too_small};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host_call::{CheckedCall, HostCall};
 use crate::members::{Failure, Members};
 use crate::operation::Operation;
 use crate::peer_watch::PeerWatch;
@@ -40,7 +41,8 @@ const ONE_STEP_BYTES: u64 = 64 << 10;
 /// Chunks and shares of ranks begin at multiples of this.
 const GRANULE: u64 = 256;
 const STATE: Layout = Layout::new("fabricast device domain", 1);
-/// Words in the state: set to stop the devices, and the number of an exchange that was given up.
+/// Offsets of the words of the state: set to stop the devices, and the number of an exchange that was given
+/// up.
 const STOP: u64 = 0;
 const FAILED: u64 = 64;
 
@@ -234,7 +236,7 @@ impl DeviceDomain {
     /// # Safety
     /// Input and output are memory of this device, valid for the blocks of the call until the operation
     /// is done, and apart from each other or placed as the call allows.
-    pub unsafe fn start(&mut self, call: &HostCall<'_>, stream: &Stream) -> Result<()> {
+    pub unsafe fn start(&mut self, call: &CollectiveCall<'_>, stream: &Stream) -> Result<()> {
         let operation = call.operation.name();
         self.check(operation)?;
         let checked = call.check(self.rank(), self.size())?;
@@ -291,14 +293,14 @@ impl DeviceDomain {
             _ => false,
         };
         // Others would read or write where this rank has not read yet.
-        let is_unsafe = match checked.call().operation {
+        let is_overwritten = match checked.call().operation {
             Operation::AllToAll => overlap,
             Operation::ReduceScatter => {
                 overlap && checked.from()[self.rank() as usize].at() != checked.to()[0].at()
             }
             _ => false,
         };
-        if is_unsafe {
+        if is_overwritten {
             return self.agreement.agree(None);
         }
         // Of a rank that contributes nothing, or gets nothing, there is no such buffer.

@@ -9,7 +9,9 @@ use testkit::bytes::pattern;
 use testkit::children::ForkedChild;
 use testkit::temp_dir::TempDir;
 
-use crate::{Blocks, CommDomainKey, DeviceDomain, DomainOptions, ErrorKind, HostCall, Operation};
+use crate::{
+    Blocks, CollectiveCall, CommDomainKey, DeviceDomain, DomainOptions, ErrorKind, Operation,
+};
 
 /// A rank, with a stream and its buffers.
 struct Rank {
@@ -29,7 +31,13 @@ fn bytes(length: usize, rank: u32) -> Vec<u8> {
 
 impl Rank {
     /// Copies bytes to the input, carries out an operation, and returns the output.
-    fn run(&mut self, call: &HostCall<'_>, input: &[u8], output: usize, offset: u64) -> Vec<u8> {
+    fn run(
+        &mut self,
+        call: &CollectiveCall<'_>,
+        input: &[u8],
+        output: usize,
+        offset: u64,
+    ) -> Vec<u8> {
         let Self { domain, stream, .. } = self;
         let from = self.input.slice(offset, input.len() as u64).unwrap();
         let to = self.output.slice(offset, output as u64).unwrap();
@@ -37,7 +45,7 @@ impl Rank {
         stream.fill(&to, 0xee).unwrap();
         let pointer = |address: u64| std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
         let output_place = pointer(to.address());
-        let call = HostCall { input: pointer(from.address()), output: output_place, ..*call };
+        let call = CollectiveCall { input: pointer(from.address()), output: output_place, ..*call };
         // SAFETY: slices of so many bytes, which this waits for.
         #[allow(unsafe_code)]
         unsafe {
@@ -50,8 +58,8 @@ impl Rank {
     }
 }
 
-fn call<'a>(operation: Operation, send: Blocks<'a>, receive: Blocks<'a>) -> HostCall<'a> {
-    HostCall {
+fn call<'a>(operation: Operation, send: Blocks<'a>, receive: Blocks<'a>) -> CollectiveCall<'a> {
+    CollectiveCall {
         operation,
         data_type: DataType::U8,
         reduce_op: ReduceOp::Sum,
@@ -92,7 +100,8 @@ fn check_moves(rank: &mut Rank, count: usize, offset: u64) {
     assert!(rank.run(&gather, &own, all.len(), offset) == all);
     let root = count as u32 % ranks;
     let is_root = number == root;
-    let with_root = |operation, send, receive| HostCall { root, ..call(operation, send, receive) };
+    let with_root =
+        |operation, send, receive| CollectiveCall { root, ..call(operation, send, receive) };
     let found = rank.run(&with_root(Operation::Broadcast, one, one), &own, count, offset);
     assert!(found == bytes(count, root));
     let found = rank.run(&with_root(Operation::Gather, one, each), &own, all.len(), offset);
@@ -120,7 +129,7 @@ fn check_reductions(rank: &mut Rank, data_type: DataType, op: ReduceOp, count: u
         }
         result
     };
-    let with = |operation, send, receive| HostCall {
+    let with = |operation, send, receive| CollectiveCall {
         data_type,
         reduce_op: op,
         root: 1 % ranks,
@@ -190,7 +199,7 @@ fn operation_of_devices_is_given_up_when_a_rank_is_killed() {
     let Rank { mut domain, stream, input, output } = rank;
     let pointer =
         |memory: &Memory| std::ptr::with_exposed_provenance_mut::<u8>(memory.address() as usize);
-    let call = HostCall {
+    let call = CollectiveCall {
         input: pointer(&input),
         output: pointer(&output),
         ..call(Operation::AllGather, Blocks::One(1000), Blocks::Each(1000))

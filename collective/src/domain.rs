@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use launch::Group;
 
 use crate::call::Call;
+use crate::collective_call::{Blocks, CheckedCall, CollectiveCall};
 use crate::controller::{Change, Choices, Controller};
 use crate::domain_key::{CommDomainKey, digest};
 use crate::domain_options::{DomainOptions, JOIN, segment_too_small};
 use crate::element::Element;
 use crate::error::{Error, ErrorKind, Result};
-use crate::host_call::{Blocks, CheckedCall, HostCall};
 use crate::host_operations::{self as operations, Ranks, Reduction, Route, Stores, Way};
 use crate::host_steps::{HostOperation, HostSteps};
 use crate::members::{Failure, Members, Outcome};
@@ -197,7 +197,7 @@ impl CommDomain {
     /// As for [`run`](Self::run).
     pub fn barrier(&mut self, timeout: Duration) -> Result<()> {
         let none = Blocks::One(0);
-        let call = HostCall::moving::<u8>(Operation::Barrier, 0, &[], none, &mut [], none);
+        let call = CollectiveCall::moving::<u8>(Operation::Barrier, 0, &[], none, &mut [], none);
         self.run_safe(&call, timeout)
     }
 
@@ -212,7 +212,7 @@ impl CommDomain {
         timeout: Duration,
     ) -> Result<()> {
         let count = Blocks::One(elements.len());
-        let call = HostCall::in_place(Operation::AllReduce, op, 0, elements, count, count);
+        let call = CollectiveCall::in_place(Operation::AllReduce, op, 0, elements, count, count);
         self.run_safe(&call, timeout)
     }
 
@@ -228,7 +228,7 @@ impl CommDomain {
         timeout: Duration,
     ) -> Result<()> {
         let count = Blocks::One(elements.len());
-        let call = HostCall::in_place(Operation::Reduce, op, root, elements, count, count);
+        let call = CollectiveCall::in_place(Operation::Reduce, op, root, elements, count, count);
         self.run_safe(&call, timeout)
     }
 
@@ -243,8 +243,14 @@ impl CommDomain {
         timeout: Duration,
     ) -> Result<()> {
         let count = Blocks::One(elements.len());
-        let call =
-            HostCall::in_place(Operation::Broadcast, ReduceOp::Sum, root, elements, count, count);
+        let call = CollectiveCall::in_place(
+            Operation::Broadcast,
+            ReduceOp::Sum,
+            root,
+            elements,
+            count,
+            count,
+        );
         self.run_safe(&call, timeout)
     }
 
@@ -260,7 +266,7 @@ impl CommDomain {
     ) -> Result<()> {
         self.check_count(Operation::AllGather, all.len(), own.len())?;
         let (send, receive) = (Blocks::One(own.len()), Blocks::Each(own.len()));
-        let call = HostCall::moving(Operation::AllGather, 0, own, send, all, receive);
+        let call = CollectiveCall::moving(Operation::AllGather, 0, own, send, all, receive);
         self.run_safe(&call, timeout)
     }
 
@@ -278,7 +284,7 @@ impl CommDomain {
         let offsets = self.offsets(Operation::AllGather, counts, all.len())?;
         let receive = Blocks::Unequal { counts, offsets: &offsets };
         let send = Blocks::One(own.len());
-        let call = HostCall::moving(Operation::AllGather, 0, own, send, all, receive);
+        let call = CollectiveCall::moving(Operation::AllGather, 0, own, send, all, receive);
         self.run_safe(&call, timeout)
     }
 
@@ -295,8 +301,8 @@ impl CommDomain {
     ) -> Result<()> {
         self.check_count(Operation::ReduceScatter, blocks.len(), own.len())?;
         let (send, receive) = (Blocks::Each(own.len()), Blocks::One(own.len()));
-        let call = HostCall::moving(Operation::ReduceScatter, 0, blocks, send, own, receive);
-        self.run_safe(&HostCall { reduce_op: op, ..call }, timeout)
+        let call = CollectiveCall::moving(Operation::ReduceScatter, 0, blocks, send, own, receive);
+        self.run_safe(&CollectiveCall { reduce_op: op, ..call }, timeout)
     }
 
     /// Reduces blocks of different numbers of elements: `counts` has that of each rank.
@@ -314,8 +320,8 @@ impl CommDomain {
         let offsets = self.offsets(Operation::ReduceScatter, counts, blocks.len())?;
         let send = Blocks::Unequal { counts, offsets: &offsets };
         let receive = Blocks::One(own.len());
-        let call = HostCall::moving(Operation::ReduceScatter, 0, blocks, send, own, receive);
-        self.run_safe(&HostCall { reduce_op: op, ..call }, timeout)
+        let call = CollectiveCall::moving(Operation::ReduceScatter, 0, blocks, send, own, receive);
+        self.run_safe(&CollectiveCall { reduce_op: op, ..call }, timeout)
     }
 
     /// Gives the nth block of each rank to rank n.
@@ -332,7 +338,7 @@ impl CommDomain {
         self.check_count(Operation::AllToAll, send.len(), each)?;
         self.check_count(Operation::AllToAll, receive.len(), each)?;
         let blocks = Blocks::Each(each);
-        let call = HostCall::moving(Operation::AllToAll, 0, send, blocks, receive, blocks);
+        let call = CollectiveCall::moving(Operation::AllToAll, 0, send, blocks, receive, blocks);
         self.run_safe(&call, timeout)
     }
 
@@ -352,7 +358,7 @@ impl CommDomain {
         let to = self.offsets(Operation::AllToAll, receive_counts, receive.len())?;
         let blocks = Blocks::Unequal { counts: send_counts, offsets: &from };
         let places = Blocks::Unequal { counts: receive_counts, offsets: &to };
-        let call = HostCall::moving(Operation::AllToAll, 0, send, blocks, receive, places);
+        let call = CollectiveCall::moving(Operation::AllToAll, 0, send, blocks, receive, places);
         self.run_safe(&call, timeout)
     }
 
@@ -372,7 +378,7 @@ impl CommDomain {
             self.check_count(Operation::Gather, all.len(), own.len())?;
         }
         let (send, receive) = (Blocks::One(own.len()), Blocks::Each(own.len()));
-        let call = HostCall::moving(Operation::Gather, root, own, send, all, receive);
+        let call = CollectiveCall::moving(Operation::Gather, root, own, send, all, receive);
         self.run_safe(&call, timeout)
     }
 
@@ -391,7 +397,7 @@ impl CommDomain {
             self.check_count(Operation::Scatter, blocks.len(), own.len())?;
         }
         let (send, receive) = (Blocks::Each(own.len()), Blocks::One(own.len()));
-        let call = HostCall::moving(Operation::Scatter, root, blocks, send, own, receive);
+        let call = CollectiveCall::moving(Operation::Scatter, root, blocks, send, own, receive);
         self.run_safe(&call, timeout)
     }
 
@@ -427,7 +433,7 @@ impl CommDomain {
 
     /// Runs a call whose places are slices that the caller borrows.
     #[allow(unsafe_code)]
-    fn run_safe(&mut self, call: &HostCall<'_>, timeout: Duration) -> Result<()> {
+    fn run_safe(&mut self, call: &CollectiveCall<'_>, timeout: Duration) -> Result<()> {
         // SAFETY: the slices have as many elements as the call says, and are borrowed until the return.
         unsafe { self.run(call, timeout) }
     }
@@ -444,7 +450,7 @@ impl CommDomain {
     /// Input and output are valid for the blocks of the call, and apart from each other or placed as the
     /// call allows. Until the return only this call accesses them.
     #[allow(unsafe_code)]
-    pub unsafe fn run(&mut self, call: &HostCall<'_>, timeout: Duration) -> Result<()> {
+    pub unsafe fn run(&mut self, call: &CollectiveCall<'_>, timeout: Duration) -> Result<()> {
         let operation = call.operation.name();
         self.members.check_fork(operation)?;
         let checked = call.check(self.rank(), self.size())?;
@@ -673,7 +679,7 @@ fn exchange_lengths(on: &mut HostOperation<'_>, checked: &CheckedCall) -> Outcom
     Ok(usize::try_from(longest).unwrap_or(0))
 }
 
-impl<'a> HostCall<'a> {
+impl<'a> CollectiveCall<'a> {
     /// A call that moves elements of one slice to another one.
     fn moving<T: Element>(
         operation: Operation,

@@ -3,11 +3,12 @@
 //! Modules, each importing only those before it: `error`, `element`, `operation`,
 //! `domain_key`, `call`, `parameters`, `statistics`, `controller`, `saved_parameters`,
 //! `rendezvous`, `members`, `param_table`, `domain_options`, `param_store`, `peer_memory`, `place`, `host_steps`,
-//! `host_operations`, `host_call`, `domain`, `peer_watch`, `buffer_agreement`,
+//! `host_operations`, `collective_call`, `domain`, `peer_watch`, `buffer_agreement`,
 //! `device_domain`.
 
 mod buffer_agreement;
 mod call;
+mod collective_call;
 mod controller;
 #[cfg(test)]
 mod controller_tests;
@@ -23,7 +24,6 @@ mod domain_process_tests;
 mod domain_tests;
 mod element;
 mod error;
-mod host_call;
 mod host_operations;
 mod host_steps;
 mod members;
@@ -42,6 +42,7 @@ mod statistics;
 
 pub use buffer_agreement::DirectOutcomes;
 pub use call::Call;
+pub use collective_call::{Blocks, CollectiveCall};
 pub use controller::{Change, Choices, Controller};
 pub use device_domain::DeviceDomain;
 pub use domain::CommDomain;
@@ -49,7 +50,6 @@ pub use domain_key::CommDomainKey;
 pub use domain_options::DomainOptions;
 pub use element::{Bf16, Element, F16};
 pub use error::{Error, ErrorKind, Result};
-pub use host_call::{Blocks, HostCall};
 pub use operation::{OpKey, Operation, SizeClass};
 pub use param_store::{Entry, ShmParamStore};
 pub use param_table::{AggregationPoint, LearningOptions};

@@ -167,9 +167,9 @@ fn stopped_rank_is_named_and_the_store_goes_on_when_it_continues() {
     assert!(other.wait().success());
 }
 
-/// What an operation costs beside its execution: printed, and checked loosely.
+/// Prints what an operation costs beside its execution. Other programs disturb it: hence the bound.
 #[test]
-fn entrance_and_record_take_less_than_a_microsecond() {
+fn entrance_and_record_take_less_than_20_microseconds() {
     let directory = TempDir::new("store-cost");
     let options = DomainOptions::new().directory(&directory);
     let domain = CommDomainKey::of_first_ranks(2);

@@ -47,7 +47,7 @@ pub(crate) struct Rendezvous {
     offer: Offer,
 }
 
-/// What a rank gives to all others: bytes, and at most 32 descriptors.
+/// What a rank gives to all others: bytes and descriptors, of which a message has at most 63.
 #[derive(Debug, Default)]
 pub(crate) struct Offer {
     bytes: Vec<u8>,

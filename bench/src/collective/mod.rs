@@ -10,11 +10,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use collective::{
-    Algorithm, Blocks, CommDomain, CommDomainKey, DataType, DomainOptions, HostCall, OpKey,
+    Algorithm, Blocks, CollectiveCall, CommDomain, CommDomainKey, DataType, DomainOptions, OpKey,
     Operation, Parameters, ReduceOp, SizeClass,
 };
 use command::exit::{Exit, Failure};
 use command::{output, size, text};
+use launch::Group;
 use serde::Serialize;
 
 use self::buffers::Buffers;
@@ -191,15 +192,23 @@ struct Rank<'a> {
 }
 
 fn run_rank(arguments: &Arguments) -> Result<(), Failure> {
+    // Started by a launcher, and not by this program.
+    let is_alone = arguments.directory.is_some();
+    let group = (!is_alone).then(Group::start).transpose().map_err(Failure::of)?;
     let library = arguments.rival_library.as_deref();
     let is_mpi = arguments.rival == Some(Rival::Mpi);
     let mpi = is_mpi.then(|| Mpi::start(library)).transpose()?;
-    let (rank, ranks) = match &mpi {
-        Some(mpi) => mpi.place()?,
-        None => (arguments.rank.unwrap_or(0), arguments.ranks),
+    let (rank, ranks) = match (&group, &mpi, arguments.rank) {
+        (Some(group), ..) => (group.rank(), group.size()),
+        (None, Some(mpi), _) => mpi.place()?,
+        (None, None, rank) => (rank.unwrap_or(0), arguments.ranks),
     };
-    let directory = arguments.directory.clone().unwrap_or_else(std::env::temp_dir);
-    let mut options = DomainOptions::new().directory(&directory).job("bench");
+    let options = DomainOptions::new();
+    let mut options = match (&group, &arguments.directory) {
+        (Some(group), _) => options.directory(group.directory()).job(group.job()),
+        (None, Some(directory)) => options.directory(directory),
+        (None, None) => options,
+    };
     if let Some(route) = arguments.algorithm {
         let algorithm = match route {
             Route::OneStep => Algorithm::OneStep,
@@ -354,7 +363,8 @@ impl Rank<'_> {
             _ => buffers.input().cast(),
         };
         let (data_type, reduce_op, root) = (DataType::F32, ReduceOp::Sum, 0);
-        let call = HostCall { operation, data_type, reduce_op, root, input, send, output, receive };
+        let call =
+            CollectiveCall { operation, data_type, reduce_op, root, input, send, output, receive };
         if let Some(device) = &mut self.device {
             return device.run(&call, turns);
         }

@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use collective::{CommDomain, CommDomainKey, DeviceDomain, DomainOptions, HostCall, Operation};
+use collective::{
+    CollectiveCall, CommDomain, CommDomainKey, DeviceDomain, DomainOptions, Operation,
+};
 use command::exit::Failure;
 use gpu::{Device, Memory, Stream};
 
@@ -91,11 +93,15 @@ impl OnDevice {
 
     /// Carries out operations. Returns how long that took.
     #[allow(unsafe_code)]
-    pub(crate) fn run(&mut self, call: &HostCall<'_>, turns: u64) -> Result<Duration, Failure> {
+    pub(crate) fn run(
+        &mut self,
+        call: &CollectiveCall<'_>,
+        turns: u64,
+    ) -> Result<Duration, Failure> {
         let (input, output) = self.addresses();
         let pointer = |at: u64| std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
         let input = if call.operation == Operation::Broadcast { output } else { input };
-        let call = HostCall { input: pointer(input), output: pointer(output), ..*call };
+        let call = CollectiveCall { input: pointer(input), output: pointer(output), ..*call };
         let began = Instant::now();
         for _ in 0..turns {
             // SAFETY: the memory has the elements of the operation, and is kept until the end.

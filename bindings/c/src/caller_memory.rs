@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use collective::{CommDomain, HostCall};
+use collective::{CollectiveCall, CommDomain};
 use gpu::{
     Allocator, Device, Implementation, Memory, PointerAttributes, Range, Slice, Stream, View,
 };
@@ -222,14 +222,14 @@ fn check_host(operation: Operation, buffer: CallerBuffer<'_>) -> Result<()> {
 pub(crate) fn run_collective(
     operation: Operation,
     domain: &mut CommDomain,
-    call: HostCall<'_>,
+    call: CollectiveCall<'_>,
     input: CallerBuffer<'_>,
     output: CallerBuffer<'_>,
     timeout: Duration,
 ) -> Result<()> {
     check_host(operation, input)?;
     check_host(operation, output)?;
-    let call = HostCall { input: input.start(), output: output.start(), ..call };
+    let call = CollectiveCall { input: input.start(), output: output.start(), ..call };
     // SAFETY: the caller's buffers have the blocks that it states, apart from each other or in place, and
     // no other thread uses them meanwhile, as the header demands.
     Ok(unsafe { domain.run(&call, timeout) }?)

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use collective::{Blocks, CommDomain, HostCall, Operation as Collective, ReduceOp};
+use collective::{Blocks, CollectiveCall, CommDomain, Operation as Collective, ReduceOp};
 use launch::{Group, GroupOptions};
 
 use crate::caller_memory::run_collective;
@@ -70,7 +70,7 @@ impl OpenDomain {
         timeout: Timeout,
     ) -> Result<()> {
         let ((input, send), (output, receive)) = (from, to);
-        let call = HostCall {
+        let call = CollectiveCall {
             operation: kind.operation,
             data_type: data_type(operation, kind.data_type)?,
             reduce_op: kind.reduce_op.map_or(Ok(ReduceOp::Sum), |op| reduce_op(operation, op))?,

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use collective::{Blocks, CommDomain, HostCall, Operation, ReduceOp};
+use collective::{Blocks, CollectiveCall, CommDomain, Operation, ReduceOp};
 use launch::Group;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -100,8 +100,8 @@ impl PyDomain {
         elements: Elements,
         reduce_op: Option<ReduceOp>,
         root: u32,
-    ) -> HostCall<'static> {
-        HostCall {
+    ) -> CollectiveCall<'static> {
+        CollectiveCall {
             operation,
             data_type: elements.data_type(),
             reduce_op: reduce_op.unwrap_or(ReduceOp::Sum),
@@ -116,7 +116,7 @@ impl PyDomain {
     fn run(
         &self,
         py: Python<'_>,
-        call: &HostCall<'_>,
+        call: &CollectiveCall<'_>,
         from: Option<(&Source, Blocks<'_>)>,
         to: Option<(&Source, Blocks<'_>)>,
         timeout: Option<f64>,

@@ -199,6 +199,17 @@ mod tests {
         assert_eq!(checksum_launch(u64::MAX).blocks, 1024);
     }
 
+    /// The text of the exchange is compiled from the source beside it.
+    #[test]
+    fn exchange_is_compiled_from_its_source() {
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda/exchange.cu");
+        let digest = std::process::Command::new("sha256sum").arg(source).output().unwrap();
+        let digest = String::from_utf8(digest.stdout).unwrap();
+        let (text, _) = Kernel::Exchange.source();
+        let first = text.lines().next().unwrap();
+        assert!(first.contains(&digest[..16]), "run scripts/compile-kernels: {first}");
+    }
+
     /// Checks the kernel names in the texts, which otherwise only the driver would refuse.
     #[test]
     fn kernel_texts_contain_the_kernel_names() {

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::ptr;
 use std::time::Duration;
 
-use collective::{Blocks, CommDomain, HostCall};
+use collective::{Blocks, CollectiveCall, CommDomain};
 use gpu::DeviceName;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
@@ -463,13 +463,13 @@ impl<'a> Operand<'a> {
 pub(crate) fn run_collective(
     py: Python<'_>,
     domain: &Exclusive<CommDomain>,
-    call: &HostCall<'_>,
+    call: &CollectiveCall<'_>,
     from: Option<Operand<'_>>,
     to: Option<Operand<'_>>,
     timeout: Duration,
 ) -> Result<()> {
     use collective::Operation::{Broadcast, Gather, Reduce};
-    let HostCall { operation, data_type, reduce_op, root, .. } = *call;
+    let CollectiveCall { operation, data_type, reduce_op, root, .. } = *call;
     let name = operation.name();
     domain.with(py, name, |domain| {
         let (ranks, is_root) = (domain.size(), domain.rank() == root);
@@ -485,7 +485,7 @@ pub(crate) fn run_collective(
             return Err(Failure::invalid(name, "the array for the result is read-only"));
         }
         let address = |operand: Option<Operand<'_>>| operand.map_or(0, |operand| operand.address);
-        let call = HostCall {
+        let call = CollectiveCall {
             operation,
             data_type,
             reduce_op,

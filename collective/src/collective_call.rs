@@ -1,4 +1,4 @@
-//! A collective operation in host memory, as a rank calls it: its buffers, checked and laid out.
+//! A collective operation as a rank calls it: its buffers in host or device memory, checked and laid out.
 
 use crate::call::Call;
 use crate::domain_key::digest;
@@ -23,9 +23,10 @@ pub enum Blocks<'a> {
     },
 }
 
-/// A collective operation in host memory, as a rank calls it.
+/// A collective operation, as a rank calls it: in host memory for a [`CommDomain`](crate::CommDomain), in
+/// device memory for a [`DeviceDomain`](crate::DeviceDomain).
 #[derive(Debug, Clone, Copy)]
-pub struct HostCall<'a> {
+pub struct CollectiveCall<'a> {
     /// The operation.
     pub operation: Operation,
     /// The type of the elements.
@@ -39,7 +40,8 @@ pub struct HostCall<'a> {
     /// The blocks of the input: one, or for scatter, reduce-scatter and all-to-all one for each rank.
     pub send: Blocks<'a>,
     /// Where the result goes: apart from the input, or over it. In all-gather, gather and scatter, the
-    /// input or the result may be this rank's block of the other one.
+    /// input or the result may be this rank's block of the other one; in reduce-scatter the result may also
+    /// begin where the input does.
     pub output: *mut u8,
     /// The blocks of the output: one, or for all-gather, gather and all-to-all one for each rank.
     pub receive: Blocks<'a>,
@@ -88,7 +90,7 @@ impl CheckedCall {
     }
 }
 
-impl HostCall<'_> {
+impl CollectiveCall<'_> {
     /// Checks the call of a rank, and computes where its blocks are.
     pub(crate) fn check(&self, rank: u32, ranks: u32) -> Result<CheckedCall> {
         use Operation::{
