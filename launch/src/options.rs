@@ -192,6 +192,10 @@ impl GroupOptions {
         self.source
     }
 
+    pub(crate) fn forces_remote(&self) -> bool {
+        self.forces_remote
+    }
+
     pub(crate) fn is_insecure(&self) -> bool {
         self.insecure
     }

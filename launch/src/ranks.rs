@@ -107,6 +107,18 @@ impl Ranks {
         self.members.iter().map(Member::site).collect::<HashSet<_>>().len() as u32
     }
 
+    /// The ranks of each machine, ascending; machines in the order of their first ranks.
+    pub(crate) fn by_machine(&self) -> Vec<Vec<u32>> {
+        let mut machines: Vec<(_, Vec<u32>)> = Vec::new();
+        for (member, rank) in self.members.iter().zip(0..) {
+            match machines.iter_mut().find(|(site, _)| *site == member.site()) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => machines.push((member.site(), vec![rank])),
+            }
+        }
+        machines.into_iter().map(|(_, ranks)| ranks).collect()
+    }
+
     pub(crate) fn is_first_of_machine(&self, rank: u32) -> bool {
         let site = self.members[rank as usize].site();
         !self.members[..rank as usize].iter().any(|member| member.site() == site)

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use control::launcher::{Error, ErrorKind, Exchange, LocalRank, Result};
-use transfer::{Agent, PeerId};
+use transfer::{Agent, AgentOptions, PeerId};
 
 use crate::collective::{AllGather, Barrier, Broadcast, Collective};
 use crate::job_directory::JobDirectory;
@@ -58,6 +58,8 @@ pub struct Group {
     local: LocalRank,
     /// None once the group was closed.
     agent: Option<Agent>,
+    /// The options of the agent.
+    agent_options: AgentOptions,
     messenger: Messenger,
     options: GroupOptions,
     /// The directory of the job's node, if one was joined.
@@ -107,6 +109,16 @@ impl Group {
         self.ranks.machines()
     }
 
+    /// The ranks of each machine, ascending; machines in the order of their first ranks. With
+    /// [`force_remote`](GroupOptions::force_remote) each rank has a machine of its own.
+    #[must_use]
+    pub fn ranks_by_machine(&self) -> Vec<Vec<u32>> {
+        match self.options.forces_remote() {
+            true => (0..self.size()).map(|rank| vec![rank]).collect(),
+            false => self.ranks.by_machine(),
+        }
+    }
+
     /// The launcher or its protocol: `PMI-1`, `PMIx`.
     #[must_use]
     pub fn launcher(&self) -> &str {
@@ -129,6 +141,17 @@ impl Group {
     /// set.
     pub fn agent(&mut self) -> &mut Agent {
         present(&mut self.agent)
+    }
+
+    /// Starts another agent with the options and the fabric of this rank's one, for a component with
+    /// notices of its own. The ranks exchange its card themselves.
+    ///
+    /// # Errors
+    /// Errors of [`Agent::start`].
+    pub fn start_agent(&self, label: &str) -> Result<Agent> {
+        let options = self.agent_options.clone().label(label);
+        Agent::start(options)
+            .map_err(|error| Error::caused_by("start agent of rank", ErrorKind::Failed, error))
     }
 
     /// Connects this rank's agent to that of another rank, once, by the best path that both have.
@@ -193,6 +216,15 @@ impl Group {
     fn run(&mut self, collective: &mut impl Collective, deadline: CallDeadline) -> Result<()> {
         let mut call = Call::new(present(&mut self.agent), &mut self.ranks, deadline);
         self.messenger.run(&mut call, collective)
+    }
+
+    /// The address at which ranks of other machines reach this one: that of the
+    /// [options](GroupOptions::source), or of the first interface beyond loopback.
+    ///
+    /// # Errors
+    /// [`Unavailable`](ErrorKind::Unavailable) without such an interface.
+    pub fn address(&self) -> Result<IpAddr> {
+        self.own_address("find address of rank")
     }
 
     /// The address of this machine for rings and topics.

@@ -10,7 +10,7 @@ use control::launcher::{
     self, Contribution, Environment, Error, ErrorKind, Exchange, LocalRank, Result,
 };
 use fabric::{EndpointKind, Locality, Offer, Query, Requirements};
-use transfer::Agent;
+use transfer::{Agent, AgentOptions};
 
 use super::Group;
 use crate::messenger::Messenger;
@@ -87,7 +87,8 @@ impl Group {
             (_, failure) => Contribution::Failed(failure.as_deref().unwrap_or_default()),
         };
         let gathered = launcher::gather(&mut *exchange, own, timeout);
-        let (options, agent, _) = prepared.map_err(|error| error.of_ranks([rank]))?;
+        let (options, agent_options, agent, _) =
+            prepared.map_err(|error| error.of_ranks([rank]))?;
         let ranks = Ranks::read(rank, &gathered?)?;
         let local = ranks.local();
         let index = local.iter().position(|other| *other == rank).unwrap_or(0);
@@ -98,6 +99,7 @@ impl Group {
             ranks,
             local,
             agent: Some(agent),
+            agent_options,
             messenger,
             options,
             node_directory: None,
@@ -111,21 +113,21 @@ fn prepare(
     rank: u32,
     is_one_machine: bool,
     mut options: GroupOptions,
-) -> Result<(GroupOptions, Agent, Vec<u8>)> {
+) -> Result<(GroupOptions, AgentOptions, Agent, Vec<u8>)> {
     create(options.directory_path())?;
-    let mut agent = options.agent_options(rank);
+    let mut agent_options = options.agent_options(rank);
     if options.uses_fabric(is_one_machine) {
         let (offer, address) = choose(is_one_machine, &options)
             .map_err(|cause| Error::caused_by(START, ErrorKind::Unavailable, cause))?;
-        agent = agent.fabric(&offer);
+        agent_options = agent_options.fabric(&offer);
         if let Some(address) = address {
             options = options.source(address);
         }
     }
-    let agent =
-        Agent::start(agent).map_err(|error| Error::caused_by(START, ErrorKind::Failed, error))?;
+    let agent = Agent::start(agent_options.clone())
+        .map_err(|error| Error::caused_by(START, ErrorKind::Failed, error))?;
     let announcement = announce(&agent.card(), options.directory_path())?;
-    Ok((options, agent, announcement))
+    Ok((options, agent_options, agent, announcement))
 }
 
 /// The best offer of all interfaces, or of the one that the options name; and the address of its
