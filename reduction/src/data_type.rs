@@ -62,6 +62,12 @@ impl DataType {
         }
     }
 
+    /// Returns whether elements have fractions.
+    #[must_use]
+    pub fn is_floating_point(self) -> bool {
+        matches!(self, Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
+    }
+
     /// The name in reports and options: `bf16`.
     #[must_use]
     pub fn name(self) -> &'static str {
