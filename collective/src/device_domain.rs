@@ -19,7 +19,7 @@ use crate::buffer_agreement::{BufferAgreement, DirectOutcomes, RankBuffers};
 use crate::call::Call;
 use crate::collective_call::{CheckedCall, CollectiveCall};
 use crate::domain_key::{CommDomainKey, digest};
-use crate::domain_options::{DomainOptions, JOIN, segment_too_small};
+use crate::domain_options::{DomainOptions, JOIN, Kind, segment_too_small};
 use crate::error::{Error, ErrorKind, Result};
 use crate::members::{Failure, Members};
 use crate::operation::Operation;
@@ -138,8 +138,9 @@ impl DeviceDomain {
         let bytes = control::codec::encode(0, &offer);
         let offer = Offer::new(bytes, descriptors.map_err(&failed)?);
         let build = digest([HALF_BYTES, ONE_STEP_BYTES, Exchange::WORD_BYTES]);
+        let kind = Kind::new("devices", build);
         let words = BufferAgreement::required_words;
-        let joined = options.join("devices", key, rank, build, words, offer)?;
+        let joined = options.join(kind, key, rank, None, words, offer)?;
         let first_extra = joined.first_extra();
         let (members, offers) = joined.into_members();
         let agreement = BufferAgreement::new(Arc::clone(&members), first_extra, device);
@@ -221,7 +222,7 @@ impl DeviceDomain {
     pub fn check(&self, operation: &'static str) -> Result<()> {
         self.members.check_fork(operation)?;
         match self.members.failure() {
-            Some(failure) => Err(self.members.error(operation, failure, |_, _| None)),
+            Some(failure) => Err(self.members.error(operation, failure)),
             None => Ok(()),
         }
     }

@@ -129,14 +129,15 @@ impl DomainOptions {
         self.reads_peers
     }
 
-    /// Joins the ranks of the machine. `build` is a digest of what is built in, `words` are those that so
+    /// Joins the ranks of the machine. `names` are their ranks in the domain, if that has further ones;
+    /// `words` are those that so
     /// many ranks need beside the table.
     pub(crate) fn join(
         &self,
-        kind: &str,
+        kind: Kind,
         key: &CommDomainKey,
         rank: u32,
-        build: u64,
+        names: Option<&[u32]>,
         words: impl Fn(u32) -> usize,
         offer: Offer,
     ) -> Result<MachineRanks> {
@@ -160,22 +161,42 @@ impl DomainOptions {
         let first_table = Members::required_words(ranks);
         let first_extra = (first_table + table).next_multiple_of(PAGE_WORDS);
         let name = digest([key.digest(), digest_of_bytes(self.job.bytes())]);
-        let socket = self.directory.join(format!("{kind}-{name:016x}.sock"));
-        let setup = format!(
+        let socket = self.directory.join(format!("{}-{name:016x}.sock", kind.name));
+        let setup = self.setup(key, kind.build);
+        let length = (first_extra + words(ranks)) * size_of::<u64>();
+        let rendezvous = Rendezvous::new(socket, [rank, ranks], setup, LAYOUT, length, offer);
+        let deadline = ipc::deadline(self.timeout);
+        let joined = rendezvous.join(self.timeout)?;
+        let names = names.map_or_else(|| (0..ranks).collect(), <[u32]>::to_vec);
+        let (members, offers) = Members::new(joined, rank, names, key.digest(), self.interruption)?;
+        let members = Arc::new(members);
+        Ok(MachineRanks { members, first_table, first_extra, deadline, offers })
+    }
+
+    /// A text of all that must be equal on all ranks.
+    pub(crate) fn setup(&self, key: &CommDomainKey, build: u64) -> String {
+        format!(
             "version {} (build {build:016x}) with {:?}, {}, reading of peers {}, key {:016x}",
             env!("CARGO_PKG_VERSION"),
             self.learning,
             self.fixed.map_or("learnt parameters".to_owned(), |fixed| format!("{fixed:?}")),
             self.reads_peers,
             key.digest()
-        );
-        let length = (first_extra + words(ranks)) * size_of::<u64>();
-        let rendezvous = Rendezvous::new(socket, [rank, ranks], setup, LAYOUT, length, offer);
-        let deadline = ipc::deadline(self.timeout);
-        let joined = rendezvous.join(self.timeout)?;
-        let (members, offers) = Members::new(joined, rank, key.digest(), self.interruption)?;
-        let members = Arc::new(members);
-        Ok(MachineRanks { members, first_table, first_extra, deadline, offers })
+        )
+    }
+}
+
+/// What ranks join for: those of different kinds do not find each other.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kind {
+    name: &'static str,
+    /// A digest of what is built in.
+    build: u64,
+}
+
+impl Kind {
+    pub(crate) fn new(name: &'static str, build: u64) -> Self {
+        Self { name, build }
     }
 }
 

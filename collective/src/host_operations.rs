@@ -21,7 +21,7 @@ const READ_BYTES: usize = 64 << 10;
 ///
 /// # Safety
 /// As for [`host_copy::copy`].
-unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
+pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
     if bytes > 0 && to.cast_const() != from {
         // SAFETY: the caller's promise.
         unsafe { host_copy::copy(to, from, bytes) };
@@ -70,7 +70,7 @@ impl Stores {
 }
 
 /// The share of a rank in bytes that all ranks reduce together: offset and length.
-fn share(total: usize, rank: u32, ranks: u32) -> (usize, usize) {
+pub(crate) fn share(total: usize, rank: u32, ranks: u32) -> (usize, usize) {
     let each = total.div_ceil(ranks as usize).next_multiple_of(GRANULE);
     let begin = (each * rank as usize).min(total);
     (begin, (begin + each).min(total) - begin)
@@ -92,7 +92,13 @@ impl Reduction {
     ///
     /// # Safety
     /// As for [`reduce`].
-    unsafe fn run(self, stores: Stores, to: *mut u8, sources: &[*const u8], bytes: usize) {
+    pub(crate) unsafe fn run(
+        self,
+        stores: Stores,
+        to: *mut u8,
+        sources: &[*const u8],
+        bytes: usize,
+    ) {
         let run = if stores == Stores::Streaming { reduce_streaming } else { reduce };
         // SAFETY: the caller's promise.
         unsafe { run(self.op, self.data_type, to, sources, bytes / self.data_type.size()) };
@@ -129,7 +135,7 @@ pub(crate) enum Ranks {
 }
 
 impl Ranks {
-    fn contains(self, rank: u32) -> bool {
+    pub(crate) fn contains(self, rank: u32) -> bool {
         self == Self::All || self == Self::One(rank)
     }
 }

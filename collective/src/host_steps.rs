@@ -46,8 +46,14 @@ impl HostSteps {
         Some(Self { members, first_word, slot_bytes, next: 0, strategy })
     }
 
-    /// The steps of one operation. Ranks whose signatures differ call different operations.
-    pub(crate) fn operation(&mut self, signature: u64, deadline: Instant) -> HostOperation<'_> {
+    /// The steps of one operation. Ranks whose signatures differ call different operations. The greatest
+    /// of the words that they carry is for all.
+    pub(crate) fn operation(
+        &mut self,
+        signature: u64,
+        carried: u64,
+        deadline: Instant,
+    ) -> HostOperation<'_> {
         let Self { members, first_word, slot_bytes, next, strategy } = self;
         let wait = Wait::new(strategy, deadline);
         HostOperation {
@@ -57,6 +63,7 @@ impl HostSteps {
             next,
             wait,
             signature,
+            carried: [carried; 2],
             is_first: true,
             bytes: 0,
             begun: None,
@@ -73,6 +80,8 @@ pub(crate) struct HostOperation<'a> {
     next: &'a mut u64,
     wait: Wait<'a>,
     signature: u64,
+    /// The word of this rank, and the greatest one so far.
+    carried: [u64; 2],
     is_first: bool,
     /// Bytes of the current step, at most: the same for all ranks.
     bytes: usize,
@@ -97,6 +106,11 @@ impl HostOperation<'_> {
     /// When all ranks had begun, as this one found; None before.
     pub(crate) fn begun(&self) -> Option<Instant> {
         self.begun
+    }
+
+    /// The greatest carried word of the ranks that this one waited for in the first step.
+    pub(crate) fn carried(&self) -> u64 {
+        self.carried[1]
     }
 
     /// The most bytes of a step.
@@ -130,7 +144,7 @@ impl HostOperation<'_> {
 
     /// Publishes the bytes of this rank.
     pub(crate) fn publish(&mut self) {
-        self.members.publish(*self.next, self.signature);
+        self.members.publish(*self.next, self.signature, self.carried[0]);
     }
 
     /// Begins a step in which each rank publishes where its bytes are in its memory.
@@ -155,11 +169,20 @@ impl HostOperation<'_> {
         let step = *self.next;
         if rank != self.rank() {
             self.members.wait_for_step(&mut self.wait, rank, step)?;
-            if self.is_first && self.members.signature(rank, step) != self.signature {
-                return Err(Failure::Mismatch { one: self.rank(), other: rank, collective: 0 });
+            if self.is_first {
+                if self.members.signature(rank, step) != self.signature {
+                    return Err(self.mismatch(rank));
+                }
+                self.carried[1] = self.carried[1].max(self.members.carried(rank, step));
             }
         }
         Ok(self.memory(rank))
+    }
+
+    /// The failure that a rank calls another operation.
+    pub(crate) fn mismatch(&self, rank: u32) -> Failure {
+        let [one, other] = [self.rank(), rank].map(|rank| self.members.name(rank));
+        Failure::Mismatch { one, other, collective: 0 }
     }
 
     /// Waits until all other ranks have published this step.
@@ -219,10 +242,10 @@ impl HostOperation<'_> {
     ) -> Outcome<()> {
         // SAFETY: the caller's promise.
         unsafe { peer_memory::read(self.members.process_id(rank), from, to, bytes) }.map_err(|_| {
-            let reader = self.rank();
+            let [name, reader] = [rank, self.rank()].map(|rank| self.members.name(rank));
             self.members.fail(match self.members.ends_within(rank, ENDING_TIME) {
-                true => Failure::Ended { rank },
-                false => Failure::Unreadable { rank, reader },
+                true => Failure::Ended { rank: name },
+                false => Failure::Unreadable { rank: name, reader },
             })
         })
     }

@@ -3,9 +3,11 @@
 //! Modules, each importing only those before it: `error`, `element`, `operation`,
 //! `domain_key`, `call`, `parameters`, `statistics`, `controller`, `saved_parameters`,
 //! `rendezvous`, `members`, `param_table`, `domain_options`, `param_store`, `peer_memory`, `place`, `host_steps`,
-//! `host_operations`, `collective_call`, `domain`, `peer_watch`, `buffer_agreement`,
-//! `device_domain`.
+//! `host_operations`, `collective_call`, `block_lengths`, `machine_domain`, `topology`,
+//! `replicated_parameters`, `liveness`, `remote_ranks`, `remote_steps`, `remote_operations`, `machines`, `domain`,
+//! `peer_watch`, `buffer_agreement`, `device_domain`.
 
+mod block_lengths;
 mod buffer_agreement;
 mod call;
 mod collective_call;
@@ -26,6 +28,11 @@ mod element;
 mod error;
 mod host_operations;
 mod host_steps;
+mod liveness;
+mod machine_domain;
+mod machines;
+#[cfg(test)]
+mod machines_tests;
 mod members;
 mod operation;
 mod param_store;
@@ -36,9 +43,16 @@ mod parameters;
 mod peer_memory;
 mod peer_watch;
 mod place;
+mod remote_operations;
+mod remote_ranks;
+mod remote_steps;
 mod rendezvous;
+mod replicated_parameters;
+#[cfg(test)]
+mod replicated_parameters_tests;
 mod saved_parameters;
 mod statistics;
+mod topology;
 
 pub use buffer_agreement::DirectOutcomes;
 pub use call::Call;

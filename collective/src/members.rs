@@ -3,8 +3,12 @@
 //! Words of the segment: the key and the size of the domain, the failure, lines of each rank, then the
 //! parts that others lay out. A rank publishes numbered steps in its lines, and the others wait for
 //! them at its doorbell. The lines have space for a few bytes, which need no memory beyond then.
+//!
+//! Ranks of the machine are counted from 0. A domain may have further ranks on other machines: failures
+//! have the ranks of the domain, for which [`Members::name`] is.
 #![allow(unsafe_code)]
 
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
 
@@ -26,18 +30,30 @@ const FIRST_RANK: usize = 2 * LINE;
 const RANK_WORDS: usize = 4 * LINE;
 const STEP_LINE: usize = LINE;
 const STATE_LINE: usize = 3 * LINE;
-/// The state of a rank that has left.
+/// The states of a rank: it has left, or waits for a rank of another machine.
 const LEFT: u64 = 1;
-/// Words of a step's line: how many steps the rank has published, the signature of the call, and bytes.
+const WAITS_BEYOND: u64 = 2;
+/// Words of a step's line: how many steps the rank has published, the signature of the call, the carried
+/// word, and bytes.
 const SIGNATURE: usize = 1;
-const INLINE: usize = 2;
+const CARRIED: usize = 2;
+const INLINE: usize = 3;
+/// Words of the failure's line: the failure, the calls of two ranks, and the rank that writes them.
+const CALLS: usize = 1;
+const CALL_WORDS: usize = 3;
+const WRITER: usize = 7;
 
 /// Bytes that a step's line has space for.
 pub(crate) const INLINE_BYTES: usize = (LINE - INLINE) * size_of::<u64>();
 /// The longest time without a look whether the awaited rank lives.
-const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// How much longer a rank waits for one of another machine: ranks of that machine know better which one
+/// is late.
+pub(crate) const BEYOND_TIME: Duration = Duration::from_millis(200);
+/// How long a rank that finds a failure waits for another one that has found one, and writes the calls.
+const WRITING_TIME: Duration = Duration::from_millis(10);
 
-/// Why the operations of a domain are over.
+/// Why the operations of a domain are over. Its ranks are those of the domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Failure {
     /// The process of a rank has ended.
@@ -50,7 +66,12 @@ pub(crate) enum Failure {
     Unreadable { rank: u32, reader: u32 },
     /// Two ranks announced different calls for the same collective operation.
     Mismatch { one: u32, other: u32, collective: u64 },
+    /// A transfer to a rank of another machine failed.
+    Unreachable { rank: u32, waiting: u32 },
 }
+
+/// What two ranks call.
+pub(crate) type Calls = [Announcement; 2];
 
 /// The result of a part of an operation.
 pub(crate) type Outcome<T> = std::result::Result<T, Failure>;
@@ -58,13 +79,14 @@ pub(crate) type Outcome<T> = std::result::Result<T, Failure>;
 impl Failure {
     const NUMBER_BITS: u32 = 28;
 
-    fn encode(self) -> u64 {
+    pub(crate) fn encode(self) -> u64 {
         let (kind, one, other, number) = match self {
             Self::Ended { rank } => (1, rank, 0, 0),
             Self::Left { rank } => (2, rank, 0, 0),
             Self::Late { rank, waiting } => (3, rank, waiting, 0),
             Self::Unreadable { rank, reader } => (4, rank, reader, 0),
             Self::Mismatch { one, other, collective } => (5, one, other, collective),
+            Self::Unreachable { rank, waiting } => (6, rank, waiting, 0),
         };
         kind << 60
             | (u64::from(one) & 0xffff) << 44
@@ -72,14 +94,23 @@ impl Failure {
             | number & ((1 << Self::NUMBER_BITS) - 1)
     }
 
-    fn decode(word: u64, ranks: u32) -> Self {
-        let rank_at = |bit: u32| ((word >> bit) as u32 & 0xffff).min(ranks.saturating_sub(1));
+    /// Returns whether a rank is the cause.
+    pub(crate) fn is_of(self, number: u32) -> bool {
+        match self {
+            Self::Ended { rank } | Self::Left { rank } | Self::Late { rank, .. } => rank == number,
+            _ => false,
+        }
+    }
+
+    pub(crate) fn decode(word: u64) -> Self {
+        let rank_at = |bit: u32| ((word >> bit) as u32 & 0xffff).min(MAX_RANKS - 1);
         let (one, other) = (rank_at(44), rank_at(Self::NUMBER_BITS));
         match word >> 60 {
             1 => Self::Ended { rank: one },
             2 => Self::Left { rank: one },
             3 => Self::Late { rank: one, waiting: other },
             4 => Self::Unreadable { rank: one, reader: other },
+            6 => Self::Unreachable { rank: one, waiting: other },
             _ => Self::Mismatch { one, other, collective: word & ((1 << Self::NUMBER_BITS) - 1) },
         }
     }
@@ -92,6 +123,8 @@ pub(crate) struct Members {
     words: MappedWords,
     pidfds: Vec<PidFd>,
     process_ids: Vec<u32>,
+    /// The rank in the domain of each.
+    names: Vec<u32>,
     rank: u32,
     fork_generation: ForkGeneration,
     interruption: Option<fn() -> bool>,
@@ -110,6 +143,7 @@ impl Members {
     pub(crate) fn new(
         joined: JoinedRanks,
         rank: u32,
+        names: Vec<u32>,
         key: u64,
         interruption: Option<fn() -> bool>,
     ) -> Result<(Self, Vec<Offer>)> {
@@ -126,8 +160,16 @@ impl Members {
             }
         }
         let fork_generation = ForkGeneration::current();
-        let members =
-            Self { segment, words, pidfds, process_ids, rank, fork_generation, interruption };
+        let members = Self {
+            segment,
+            words,
+            pidfds,
+            process_ids,
+            names,
+            rank,
+            fork_generation,
+            interruption,
+        };
         Ok((members, offers))
     }
 
@@ -137,6 +179,11 @@ impl Members {
 
     pub(crate) fn count(&self) -> u32 {
         self.pidfds.len() as u32
+    }
+
+    /// The rank in the domain of a rank of this machine.
+    pub(crate) fn name(&self, rank: u32) -> u32 {
+        self.names[rank as usize]
     }
 
     /// The id of a rank's process, as the listening rank saw it; 0 if that did not see it.
@@ -178,9 +225,10 @@ impl Members {
     }
 
     /// Publishes a step of this rank, whose bytes are written.
-    pub(crate) fn publish(&self, step: u64, signature: u64) {
+    pub(crate) fn publish(&self, step: u64, signature: u64, carried: u64) {
         let at = self.at_step(self.rank, step);
         self.words.store(at + SIGNATURE, signature, Relaxed);
+        self.words.store(at + CARRIED, carried, Relaxed);
         self.words.store(at, step + 1, Release);
         self.doorbell(self.rank).ring();
     }
@@ -195,6 +243,11 @@ impl Members {
         self.words.load(self.at_step(rank, step) + SIGNATURE, Relaxed)
     }
 
+    /// The word that a rank carries with a step that it has published.
+    pub(crate) fn carried(&self, rank: u32, step: u64) -> u64 {
+        self.words.load(self.at_step(rank, step) + CARRIED, Relaxed)
+    }
+
     /// The number of steps that a rank has published.
     fn published(&self, rank: u32) -> u64 {
         let of = |step| self.words.load(self.at_step(rank, step), Acquire);
@@ -203,12 +256,54 @@ impl Members {
 
     /// Tells the other ranks that this one has left.
     pub(crate) fn leave(&self) {
-        self.words.store(self.at_rank(self.rank) + STATE_LINE, LEFT, Release);
+        self.set_state(LEFT);
         self.ring();
     }
 
+    /// Tells the other ranks whether this one waits for a rank of another machine.
+    pub(crate) fn set_waits_beyond(&self, waits: bool) {
+        self.set_state(if waits { WAITS_BEYOND } else { 0 });
+    }
+
+    fn set_state(&self, state: u64) {
+        self.words.store(self.at_rank(self.rank) + STATE_LINE, state, Release);
+    }
+
+    fn state(&self, rank: u32) -> u64 {
+        self.words.load(self.at_rank(rank) + STATE_LINE, Acquire)
+    }
+
     fn has_left(&self, rank: u32) -> bool {
-        self.words.load(self.at_rank(rank) + STATE_LINE, Acquire) == LEFT
+        self.state(rank) == LEFT
+    }
+
+    /// A rank whose process is stopped.
+    pub(crate) fn stopped(&self) -> Option<u32> {
+        let is_stopped = |rank: &u32| {
+            let descriptor = self.pidfds[*rank as usize].as_fd().as_raw_fd();
+            let read = |path: String| std::fs::read_to_string(path).unwrap_or_default();
+            let found = read(format!("/proc/self/fdinfo/{descriptor}"));
+            let id = found.lines().find_map(|line| line.strip_prefix("Pid:")).map(str::trim);
+            let stat = id.map_or_else(String::new, |id| read(format!("/proc/{id}/stat")));
+            // The state is behind the name, which may contain anything.
+            let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+            *rank != self.rank && matches!(state, Some('T' | 't'))
+        };
+        (0..self.count()).find(is_stopped)
+    }
+
+    /// The rank that keeps this one waiting, if the deadline has passed. None if a rank of another
+    /// machine does, and that is not over yet.
+    fn late(&self, awaited: u32, deadline: Instant) -> Option<u32> {
+        if let Some(stopped) = self.stopped() {
+            return Some(stopped);
+        }
+        let late = (0..self.count()).min_by_key(|rank| self.published(*rank));
+        // The awaited rank may be only waiting itself.
+        let late = late.filter(|late| *late != self.rank).unwrap_or(awaited);
+        let is_over = Instant::now() >= deadline + 2 * BEYOND_TIME;
+        let waits_beyond = (0..self.count()).any(|rank| self.state(rank) == WAITS_BEYOND);
+        (is_over || !waits_beyond).then_some(late)
     }
 
     /// Wakes the ranks that wait for this one.
@@ -250,8 +345,10 @@ impl Members {
             return Ok(true);
         }
         loop {
-            let slice = Instant::now() + CHECK_INTERVAL;
-            let found = self.doorbell(rank).wait(wait.strategy, slice.min(wait.deadline), || {
+            let now = Instant::now();
+            let slice = if now < wait.deadline { wait.deadline } else { now + CHECK_INTERVAL };
+            let slice = slice.min(now + CHECK_INTERVAL);
+            let found = self.doorbell(rank).wait(wait.strategy, slice, || {
                 if ready() {
                     return Some(true);
                 }
@@ -259,25 +356,43 @@ impl Members {
             });
             match found {
                 Some(true) => return Ok(true),
-                Some(false) => return Err(self.failure().unwrap_or(Failure::Ended { rank })),
+                Some(false) => {
+                    let ended = Failure::Ended { rank: self.name(rank) };
+                    return Err(self.failure().unwrap_or(ended));
+                }
                 None if self.has_ended(rank) => return Ok(ready()),
                 // It may have been ready before.
                 None if self.has_left(rank) => match ready() {
                     true => return Ok(true),
-                    false => return Err(self.fail(Failure::Left { rank })),
+                    false => return Err(self.fail(Failure::Left { rank: self.name(rank) })),
                 },
-                None if self.interruption.is_some_and(|is_interrupted| is_interrupted()) => {
-                    return Err(self.fail(Failure::Left { rank: self.rank }));
-                }
-                None if Instant::now() >= wait.deadline => {
-                    let late = (0..self.count()).min_by_key(|rank| self.published(*rank));
-                    // The awaited rank may be only waiting itself.
-                    let late = late.filter(|late| *late != self.rank).unwrap_or(rank);
-                    return Err(self.fail(Failure::Late { rank: late, waiting: self.rank }));
-                }
                 None => {}
             }
+            self.check_interruption()?;
+            if Instant::now() >= wait.deadline
+                && let Some(late) = self.late(rank, wait.deadline)
+            {
+                let (rank, waiting) = (self.name(late), self.name(self.rank));
+                return Err(self.fail(Failure::Late { rank, waiting }));
+            }
         }
+    }
+
+    /// Fails if the process of a rank of this machine has ended without leaving.
+    pub(crate) fn check_processes(&self) -> Outcome<()> {
+        let is_lost = |rank: &u32| self.has_ended(*rank) && !self.has_left(*rank);
+        match (0..self.count()).find(is_lost) {
+            Some(rank) => Err(self.fail(Failure::Ended { rank: self.name(rank) })),
+            None => Ok(()),
+        }
+    }
+
+    /// Fails if the program asks this rank to give up.
+    pub(crate) fn check_interruption(&self) -> Outcome<()> {
+        if self.interruption.is_some_and(|is_interrupted| is_interrupted()) {
+            return Err(self.fail(Failure::Left { rank: self.name(self.rank) }));
+        }
+        Ok(())
     }
 
     /// Waits until a rank is ready, whatever has failed; False at the deadline, or if it has ended.
@@ -301,39 +416,60 @@ impl Members {
         }
         match self.wait(wait, rank, || self.has_published(rank, step))? {
             true => Ok(()),
-            false => Err(self.fail(Failure::Ended { rank })),
+            false => Err(self.fail(Failure::Ended { rank: self.name(rank) })),
         }
     }
 
     /// The failure of the domain, if there is one.
     pub(crate) fn failure(&self) -> Option<Failure> {
         let word = self.words.load(FAILURE, Acquire);
-        (word != 0).then(|| Failure::decode(word, self.count()))
+        (word != 0).then(|| Failure::decode(word))
     }
 
     /// Ends the operations of the domain for all ranks. Returns the failure that came first.
     pub(crate) fn fail(&self, failure: Failure) -> Failure {
         let first = match self.words.compare_exchange(FAILURE, 0, failure.encode()) {
             Ok(_) => failure,
-            Err(first) => Failure::decode(first, self.count()),
+            Err(first) => Failure::decode(first),
         };
         (0..self.count()).for_each(|rank| self.doorbell(rank).ring_unconditionally());
         first
     }
 
-    /// The error of a failure. `announcement` is what a rank announced for a collective operation.
-    pub(crate) fn error(
-        &self,
-        operation: &'static str,
-        failure: Failure,
-        announcement: impl Fn(u32, u64) -> Option<Announcement>,
-    ) -> Error {
-        let process = |rank: u32| match self.process_ids[rank as usize] {
-            0 => format!("rank {rank}"),
-            id => format!("rank {rank} (process {id})"),
+    /// Ends the operations, with what the two ranks of the failure call.
+    pub(crate) fn fail_with(&self, failure: Failure, calls: &Calls) -> Failure {
+        if self.words.compare_exchange(FAILURE + WRITER, 0, u64::from(self.rank) + 1).is_ok() {
+            for (at, word) in calls.iter().flat_map(|call| &call[..CALL_WORDS]).enumerate() {
+                self.words.store(FAILURE + CALLS + at, *word, Relaxed);
+            }
+        } else {
+            // Another rank writes what it found, and fails next, unless it ends at that moment.
+            let end = Instant::now() + WRITING_TIME;
+            while self.words.load(FAILURE, Acquire) == 0 && Instant::now() < end {
+                std::thread::yield_now();
+            }
+        }
+        self.fail(failure)
+    }
+
+    /// What the two ranks of the failure call; words that are no call if that is not known.
+    pub(crate) fn calls_of_failure(&self) -> Calls {
+        let word =
+            |rank: usize, at| self.words.load(FAILURE + CALLS + rank * CALL_WORDS + at, Relaxed);
+        [0, 1].map(|rank| [word(rank, 0), word(rank, 1), word(rank, 2), 0])
+    }
+
+    /// The error of a failure.
+    pub(crate) fn error(&self, operation: &'static str, failure: Failure) -> Error {
+        let process = |name: u32| {
+            let local = self.names.iter().position(|local| *local == name);
+            match local.map_or(0, |local| self.process_ids[local]) {
+                0 => format!("rank {name}"),
+                id => format!("rank {name} (process {id})"),
+            }
         };
-        let calls = |rank: u32, collective| {
-            let call = announcement(rank, collective).and_then(|words| Call::decode(&words));
+        let call = |words| {
+            let call = Call::decode(&words).filter(|_| words != [0; 4]);
             call.map_or_else(|| "an unknown operation".to_owned(), |call| call.to_string())
         };
         match failure {
@@ -362,12 +498,19 @@ impl Members {
                 Error::new(operation, ErrorKind::Failed, detail).of_ranks([rank])
             }
             Failure::Mismatch { one, other, collective } => {
+                let calls = self.calls_of_failure().map(call);
                 let detail = format!(
                     "operation {collective} of the domain: rank {one} calls {}, rank {other} calls {}",
-                    calls(one, collective),
-                    calls(other, collective)
+                    calls[0], calls[1]
                 );
                 Error::new(operation, ErrorKind::Mismatch, detail).of_ranks([one, other])
+            }
+            Failure::Unreachable { rank, waiting } => {
+                let detail = format!(
+                    "rank {waiting} could not transfer to {}: its log has the cause",
+                    process(rank)
+                );
+                Error::new(operation, ErrorKind::Failed, detail).of_ranks([rank])
             }
         }
     }

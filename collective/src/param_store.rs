@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::call::Call;
 use crate::controller::{Change, Choices, Controller};
 use crate::domain_key::{CommDomainKey, digest};
-use crate::domain_options::{DomainOptions, segment_too_small};
+use crate::domain_options::{DomainOptions, Kind, segment_too_small};
 use crate::error::{Error, ErrorKind, Result};
 use crate::members::{Failure, Members};
 use crate::operation::OpKey;
@@ -89,8 +89,8 @@ impl ShmParamStore {
         options: &DomainOptions,
         choices: impl Fn(OpKey) -> Choices + Send + 'static,
     ) -> Result<Self> {
-        let build = digest([u64::from(OpKey::COUNT)]);
-        let joined = options.join("store", key, rank, build, |_| 0, Offer::default())?;
+        let kind = Kind::new("store", digest([u64::from(OpKey::COUNT)]));
+        let joined = options.join(kind, key, rank, None, |_| 0, Offer::default())?;
         let first_table = joined.first_table();
         let members = joined.into_members().0;
         let learning = options.learning_options();
@@ -136,7 +136,7 @@ impl ShmParamStore {
                 let detail = format!("rank {rank} is too far behind: it may be stopped");
                 Error::new(OPERATION, ErrorKind::DeadlineExceeded, detail).of_ranks([rank])
             }
-            failure => self.members.error(OPERATION, failure, |_, _| None),
+            failure => self.members.error(OPERATION, failure),
         })?;
         self.members.ring();
         Ok(Entry { number, key, parameters: self.parameters(key) })

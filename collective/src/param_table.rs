@@ -142,10 +142,11 @@ impl ParamTable {
             let is_ready = || table.entered(rank) >= least || table.has_left(rank);
             if self.continues_without_dead {
                 if !members.poll(&mut wait, rank, is_ready) && !members.has_ended(rank) {
-                    return Err(Failure::Late { rank, waiting: members.rank() });
+                    let [rank, waiting] = [rank, members.rank()].map(|rank| members.name(rank));
+                    return Err(Failure::Late { rank, waiting });
                 }
             } else if !members.wait(&mut wait, rank, is_ready)? {
-                return Err(members.fail(Failure::Ended { rank }));
+                return Err(members.fail(Failure::Ended { rank: members.name(rank) }));
             }
         }
     }

@@ -153,8 +153,8 @@ fn join_launched(operation: Operation, raw: RawDomainOptions) -> Result<OpenDoma
     if let Some(directory) = raw.directory(operation)? {
         of_group = of_group.directory(Path::new(directory));
     }
-    let group = Group::start_with(of_group)?;
-    let domain = CommDomain::of_group(&group, &options)?;
+    let mut group = Group::start_with(of_group)?;
+    let domain = CommDomain::of_group(&mut group, &options)?;
     Ok(OpenDomain::new(domain, Some(group)))
 }
 

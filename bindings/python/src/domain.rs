@@ -83,7 +83,7 @@ impl PyDomain {
     }
 
     /// The domain of all ranks of a group.
-    pub(crate) fn of_group(group: &Group, timeout: Duration) -> Result<Self> {
+    pub(crate) fn of_group(group: &mut Group, timeout: Duration) -> Result<Self> {
         let options = collective::DomainOptions::new().timeout(timeout);
         let options = options.interruption(is_interrupted);
         Ok(Self::of(CommDomain::of_group(group, &options)?))
