@@ -9,7 +9,11 @@ pub(crate) trait WordExchange {
     /// This rank, and the number of ranks.
     fn ranks(&self) -> [u32; 2];
 
-    /// Gives words of this rank to all; all ranks give as many.
+    /// Returns whether this rank exchanges bytes with a rank, or is it.
+    fn includes(&self, rank: u32) -> bool;
+
+    /// Gives words of this rank to all; all ranks give as many. Of ranks that are not included there are
+    /// zeros.
     fn exchange(&mut self, own: &[u64]) -> Outcome<Vec<Vec<u64>>>;
 
     /// The failure that a rank calls another operation.
@@ -31,6 +35,9 @@ pub(crate) fn exchange_lengths(
     }
     let all = on.exchange(&own)?;
     for (other, lengths) in all.iter().enumerate() {
+        if !on.includes(other as u32) {
+            continue;
+        }
         let given = lengths[rank as usize];
         let taken = match (checked.call().operation, checked.to()) {
             (Operation::Scatter, [block]) if checked.call().root == Some(other as u32) => {

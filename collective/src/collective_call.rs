@@ -63,11 +63,16 @@ pub(crate) struct CheckedCall {
 }
 
 impl CheckedCall {
-    /// A part of an operation, with blocks that are at most so long.
-    pub(crate) fn of_part(call: Call, from: Vec<Place>, to: Vec<Place>, longest: usize) -> Self {
+    /// A part of an operation, with blocks that are at most so long; None if the ranks must ask each other.
+    pub(crate) fn of_part(
+        call: Call,
+        from: Vec<Place>,
+        to: Vec<Place>,
+        longest: Option<usize>,
+    ) -> Self {
         let first = |places: &[Place]| places.first().map(|place| place.at());
         let is_in_place = first(&from) == first(&to);
-        Self { call, from, to, longest: Some(longest), bytes: longest as u64, is_in_place }
+        Self { call, from, to, longest, bytes: longest.unwrap_or(0) as u64, is_in_place }
     }
 
     pub(crate) fn call(&self) -> &Call {

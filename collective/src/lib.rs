@@ -4,8 +4,8 @@
 //! `domain_key`, `call`, `parameters`, `statistics`, `controller`, `saved_parameters`,
 //! `rendezvous`, `members`, `param_table`, `domain_options`, `param_store`, `peer_memory`, `place`, `host_steps`,
 //! `host_operations`, `collective_call`, `block_lengths`, `machine_domain`, `topology`,
-//! `replicated_parameters`, `liveness`, `remote_ranks`, `remote_steps`, `remote_operations`, `machines`, `domain`,
-//! `peer_watch`, `buffer_agreement`, `device_domain`.
+//! `replicated_parameters`, `liveness`, `remote_ranks`, `introduction`, `remote_steps`, `remote_operations`,
+//! `machines`, `domain`, `peer_watch`, `buffer_agreement`, `device_domain`.
 
 mod block_lengths;
 mod buffer_agreement;
@@ -28,6 +28,7 @@ mod element;
 mod error;
 mod host_operations;
 mod host_steps;
+mod introduction;
 mod liveness;
 mod machine_domain;
 mod machines;

@@ -1,8 +1,9 @@
-//! Connections by which a rank learns at once that a process on another machine has ended.
+//! Connections by which a rank learns at once that a process on another machine has ended, or what has
+//! failed there.
 //!
-//! Fabrics notice that only when a peer has not answered for some seconds. A connection of TCP on which
-//! nothing is sent is closed by the system when a process ends. It is an addition: without it, ranks fail
-//! later, for example behind a firewall.
+//! Fabrics notice the end of a peer only when it has not answered for some seconds. A connection of TCP is
+//! closed by the system when a process ends. It is an addition: without it, for example behind a firewall,
+//! ranks fail at their deadlines.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -10,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// What a rank sends before it leaves.
+/// What a rank sends before it leaves, and before a report.
 const LEAVE: u8 = 0x4c;
+const REPORT: u8 = 0x52;
 /// How long ranks try to connect, at most.
 const TIMEOUT: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_millis(1);
@@ -64,7 +66,7 @@ impl LivenessListener {
                     Ok(it)
                 });
             match connected {
-                Ok(stream) => links.0.push((*rank, stream)),
+                Ok(stream) => links.0.push(Link::new(*rank, stream)),
                 Err(error) => tracing::debug!(rank, %error, "no connection for liveness"),
             }
         }
@@ -78,7 +80,7 @@ impl LivenessListener {
                 && let Some(at) = missing.iter().position(|other| *other == rank)
             {
                 missing.swap_remove(at);
-                links.0.push((rank, stream));
+                links.0.push(Link::new(rank, stream));
             }
         }
         if !missing.is_empty() {
@@ -100,39 +102,86 @@ impl LivenessListener {
     }
 }
 
-/// How a rank departed.
+/// Bytes of a report.
+pub(crate) const REPORT_BYTES: usize = 56;
+
+/// What a rank learns of another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Departed {
+pub(crate) enum LivenessMessage {
+    /// It has left.
     Left,
+    /// Its process has ended.
     Ended,
+    /// It reports a failure.
+    Report([u8; REPORT_BYTES]),
+}
+
+#[derive(Debug)]
+struct Link {
+    rank: u32,
+    stream: TcpStream,
+    /// Bytes of a message that is not complete.
+    received: Vec<u8>,
+}
+
+impl Link {
+    fn new(rank: u32, stream: TcpStream) -> Self {
+        Self { rank, stream, received: Vec::new() }
+    }
+
+    /// Reads what has come. Returns whether there may be more later.
+    fn read(&mut self, messages: &mut Vec<(u32, LivenessMessage)>) -> bool {
+        let mut bytes = [0; 128];
+        let is_open = match self.stream.read(&mut bytes) {
+            Ok(0) => false,
+            Ok(count) => {
+                self.received.extend(&bytes[..count]);
+                true
+            }
+            Err(error) => matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+        };
+        if self.received.first() == Some(&REPORT)
+            && let Some(report) = self.received.get(1..=REPORT_BYTES)
+        {
+            let report = std::array::from_fn(|at| report[at]);
+            messages.push((self.rank, LivenessMessage::Report(report)));
+            self.received.drain(..=REPORT_BYTES);
+        }
+        if self.received.first() == Some(&LEAVE) {
+            messages.push((self.rank, LivenessMessage::Left));
+            return false;
+        }
+        if !is_open {
+            messages.push((self.rank, LivenessMessage::Ended));
+        }
+        is_open
+    }
 }
 
 /// The connections of a rank.
 #[derive(Debug, Default)]
-pub(crate) struct LivenessLinks(Vec<(u32, TcpStream)>);
+pub(crate) struct LivenessLinks(Vec<Link>);
 
 impl LivenessLinks {
-    /// The ranks that have departed since the last call.
-    pub(crate) fn departed(&mut self) -> Vec<(u32, Departed)> {
-        let mut departed = Vec::new();
-        self.0.retain_mut(|(rank, stream)| {
-            let mut byte = [0];
-            let how = match stream.read(&mut byte) {
-                Ok(1) if byte[0] == LEAVE => Departed::Left,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
-                Err(error) if error.kind() == ErrorKind::Interrupted => return true,
-                _ => Departed::Ended,
-            };
-            departed.push((*rank, how));
-            false
-        });
-        departed
+    /// What other ranks have sent, and which have ended, since the last call.
+    pub(crate) fn messages(&mut self) -> Vec<(u32, LivenessMessage)> {
+        let mut messages = Vec::new();
+        self.0.retain_mut(|link| link.read(&mut messages));
+        messages
+    }
+
+    /// Reports a failure to the other ranks.
+    pub(crate) fn report(&mut self, report: &[u8; REPORT_BYTES]) {
+        let bytes = [&[REPORT], &report[..]].concat();
+        for link in &mut self.0 {
+            let _ = link.stream.write_all(&bytes);
+        }
     }
 
     /// Tells the other ranks that this one leaves.
     pub(crate) fn leave(&mut self) {
-        for (_, stream) in &mut self.0 {
-            let _ = stream.write(&[LEAVE]);
+        for link in &mut self.0 {
+            let _ = link.stream.write_all(&[LEAVE]);
         }
     }
 }
@@ -157,12 +206,12 @@ mod tests {
     }
 
     /// What a rank learns within a second.
-    fn departed(links: &mut LivenessLinks) -> Vec<(u32, Departed)> {
+    fn learn(links: &mut LivenessLinks) -> Vec<(u32, LivenessMessage)> {
         let deadline = Instant::now() + Duration::from_secs(1);
         loop {
-            let departed = links.departed();
-            if !departed.is_empty() || Instant::now() > deadline {
-                return departed;
+            let messages = links.messages();
+            if !messages.is_empty() || Instant::now() > deadline {
+                return messages;
             }
         }
     }
@@ -170,18 +219,21 @@ mod tests {
     #[test]
     fn end_of_a_rank_is_seen_by_the_other_one() {
         let [mut one, other] = pair();
-        assert_eq!(one.departed(), []);
+        assert_eq!(one.messages(), []);
         drop(other);
-        assert_eq!(departed(&mut one), [(1, Departed::Ended)]);
-        assert_eq!(one.departed(), []);
+        assert_eq!(learn(&mut one), [(1, LivenessMessage::Ended)]);
+        assert_eq!(one.messages(), []);
     }
 
     #[test]
     fn rank_that_leaves_is_not_taken_for_one_that_has_ended() {
         let [mut one, mut other] = pair();
+        let report = [7; REPORT_BYTES];
+        one.report(&report);
+        assert_eq!(learn(&mut other), [(0, LivenessMessage::Report(report))]);
         one.leave();
         drop(one);
-        assert_eq!(departed(&mut other), [(0, Departed::Left)]);
+        assert_eq!(learn(&mut other), [(0, LivenessMessage::Left)]);
     }
 
     #[test]
@@ -190,7 +242,7 @@ mod tests {
         let gone = LivenessListener::new(Ipv4Addr::LOCALHOST.into()).unwrap().address();
         let deadline = Instant::now() + Duration::from_millis(100);
         let mut links = listener.connect(0, &[(1, gone)], &[2], deadline);
-        assert_eq!(links.departed(), []);
+        assert_eq!(links.messages(), []);
         assert!(links.0.is_empty());
     }
 }

@@ -324,6 +324,10 @@ impl WordExchange for HostOperation<'_> {
         [self.rank(), HostOperation::ranks(self)]
     }
 
+    fn includes(&self, _: u32) -> bool {
+        true
+    }
+
     fn exchange(&mut self, own: &[u64]) -> Outcome<Vec<Vec<u64>>> {
         HostOperation::exchange(self, own)
     }

@@ -2,14 +2,13 @@
 //!
 //! Ranks with the same place on their machines are counterparts. Operations that would send the same bytes
 //! several times to a machine are carried out in parts: among the ranks of each machine in common memory,
-//! and among counterparts over a fabric, so that all ranks share the transfer. Other operations, and all of
-//! them on machines with different numbers of ranks, are exchanges among all ranks.
+//! and among counterparts over a fabric, so that all ranks share the transfer. On machines with different
+//! numbers of ranks all operations are exchanges among all ranks.
 #![allow(unsafe_code)]
 
 use std::time::{Duration, Instant};
 
 use launch::Group;
-use serde::{Deserialize, Serialize};
 
 use crate::block_lengths::exchange_lengths;
 use crate::call::Call;
@@ -19,23 +18,20 @@ use crate::domain_key::{CommDomainKey, digest};
 use crate::domain_options::{DomainOptions, JOIN};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_operations::{Ranks, Reduction, share};
-use crate::liveness::LivenessListener;
+use crate::introduction;
 use crate::machine_domain::{MachineDomain, Part};
 use crate::members::Outcome;
 use crate::operation::{OpKey, Operation, SizeClass};
 use crate::parameters::Parameters;
 use crate::place::Place;
 use crate::remote_operations as remote;
-use crate::remote_ranks::{Contact, RemoteRanks};
-use crate::remote_steps::{RemoteCall, RemoteOperation, RemoteSteps, StepMemory};
+use crate::remote_ranks::RemoteRanks;
+use crate::remote_steps::{RemoteCall, RemoteOperation, RemoteSet};
 use crate::replicated_parameters::ReplicatedParameters;
 use crate::saved_parameters::SavedParameters;
 use crate::topology::Topology;
 use reduction::ReduceOp;
 
-/// Sets of ranks that exchange steps.
-const COUNTERPARTS: usize = 0;
-const ALL: usize = 1;
 /// Up to this size each rank reduces all elements, instead of a share.
 const ONE_STEP_BYTES: u64 = 8 << 10;
 /// Up to this size a broadcast is not shared among the ranks of a machine.
@@ -49,30 +45,29 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Chunks to try: of 256 KiB, 1 MiB and 64 KiB.
 const CHUNK_BITS: [u8; 3] = [0, 20, 16];
 
-/// What a rank tells all others when it joins.
-#[derive(Debug, Serialize, Deserialize)]
-struct Introduction {
-    /// What all must have in common.
-    setup: String,
-    /// How it is reached, or why it cannot take part.
-    contact: std::result::Result<Contact, String>,
-}
-
 /// The ranks of all machines, as one of them sees them.
 #[derive(Debug)]
 pub(crate) struct Machines {
     topology: Topology,
     remote: RemoteRanks,
-    /// Steps among counterparts; None if machines have different numbers of ranks.
-    counterparts: Option<RemoteSteps>,
-    /// Steps among all ranks; None if all are counterparts.
-    all: Option<RemoteSteps>,
+    sets: Sets,
     parameters: ReplicatedParameters,
     fixed: Option<Parameters>,
     /// The number of the last operation.
     number: u64,
     /// A digest of all calls so far.
     calls: u64,
+}
+
+/// Sets of ranks that exchange bytes by the fabric.
+#[derive(Debug)]
+struct Sets {
+    /// The counterparts; None if machines have different numbers of ranks, or one each.
+    counterparts: Option<RemoteSet>,
+    /// All ranks, of which those of this machine are no peers: they exchange by common memory.
+    beyond: RemoteSet,
+    /// All ranks, which are all peers.
+    all: RemoteSet,
 }
 
 impl Machines {
@@ -84,54 +79,23 @@ impl Machines {
     ) -> Result<(MachineDomain, Self)> {
         let deadline = ipc::deadline(options.join_timeout());
         let rank = group.rank();
-        let failed = |error: launch::Error| {
-            let kind = match error.kind() {
-                launch::ErrorKind::DeadlineExceeded => ErrorKind::DeadlineExceeded,
-                launch::ErrorKind::RankFailed => ErrorKind::RankFailed,
-                _ => ErrorKind::Failed,
-            };
-            let ranks = error.ranks().to_vec();
-            Error::caused_by(JOIN, kind, error).of_ranks(ranks)
-        };
         let topology = Topology::new(group.ranks_by_machine(), rank)
             .ok_or_else(|| Error::new(JOIN, ErrorKind::Failed, "this rank has no machine"))?;
-        let prepared = prepare(group, &topology);
-        let contact = prepared.as_ref().map(|prepared| prepared.contact.clone());
-        let introduction = Introduction {
-            setup: options.setup(key, build(&topology)),
-            contact: contact.map_err(ToString::to_string),
-        };
-        let bytes = control::codec::encode(0, &introduction);
-        let left = deadline.saturating_duration_since(Instant::now());
-        let all = group.all_gather(&bytes, left).map_err(failed)?;
-        let contacts = check(&introduction, rank, &all)?;
-        let Prepared { agent, memories, listener, .. } = prepared?;
-        let mut remote = RemoteRanks::new(agent, rank, contacts)?;
-        if let Some(listener) = listener {
-            remote.watch(listener, topology.pairs(), deadline);
-        }
+        let setup = options.setup(key, build(&topology));
+        let remote = introduction::meet(group, &topology, setup, deadline)?;
         let local = topology.local().to_vec();
         let local_key = CommDomainKey { ranks: local.clone(), ..key.clone() };
         let place = topology.own_place() as u32;
         let machine = MachineDomain::join(&local_key, place, Some(&local), options)?;
-        let mut memories = memories.into_iter();
-        let mut steps = |set, ranks: Vec<u32>| {
-            let memory = memories.next()?;
-            Some(RemoteSteps::new(set, ranks, rank, memory))
+        let everyone: Vec<u32> = (0..group.size()).collect();
+        let counterparts = topology.counterparts().filter(|_| local.len() > 1);
+        let sets = Sets {
+            counterparts: counterparts.map(|ranks| RemoteSet::new(ranks, rank, |_| true)),
+            beyond: RemoteSet::new(everyone.clone(), rank, |rank| !local.contains(&rank)),
+            all: RemoteSet::new(everyone, rank, |_| true),
         };
-        let counterparts = topology.counterparts();
-        let mut counterparts = counterparts.and_then(|ranks| steps(COUNTERPARTS, ranks));
-        let everyone = (0..group.size()).collect();
-        let needs_all = counterparts.is_none() || local.len() > 1;
-        let mut all = if needs_all { steps(ALL, everyone) } else { None };
-        // Ranks connect before the first operation, whose deadline is shorter.
-        for steps in counterparts.iter_mut().chain(&mut all) {
-            steps.connect(&mut remote, deadline)?;
-        }
-        let parameters = ReplicatedParameters::new(choices);
-        let fixed = options.fixed();
-        let machines =
-            Self { topology, remote, counterparts, all, parameters, fixed, number: 0, calls: 0 };
+        let (parameters, fixed) = (ReplicatedParameters::new(choices), options.fixed());
+        let machines = Self { topology, remote, sets, parameters, fixed, number: 0, calls: 0 };
         Ok((machine, machines))
     }
 
@@ -155,14 +119,8 @@ impl Machines {
     /// Leaves the other machines. Waits until they have all messages of this rank, unless an operation has
     /// failed: without these they would take it for one that left too early.
     pub(crate) fn leave(self, failed: bool) {
-        let Self { mut remote, counterparts, all, .. } = self;
-        let deadline = Instant::now() + LEAVE_TIMEOUT;
-        for mut steps in counterparts.into_iter().chain(all).filter(|_| !failed) {
-            if !steps.flush(&mut remote, deadline) {
-                tracing::warn!("other machines may not have the last messages of this rank");
-            }
-        }
-        remote.leave();
+        let time = if failed { Duration::ZERO } else { LEAVE_TIMEOUT };
+        self.remote.leave(Instant::now() + time);
     }
 
     /// Carries out an operation.
@@ -194,7 +152,8 @@ impl Machines {
         if let Some(failure) = machine.members().failure() {
             return Err(failure);
         }
-        self.remote.poll();
+        // An error of the port is found by the operation.
+        let _ = self.remote.poll();
         if let Some((failure, calls)) = self.remote.reported() {
             return Err(machine.members().fail_with(failure, &calls));
         }
@@ -226,13 +185,14 @@ impl Machines {
             begun: None,
             deadline,
         };
-        let can_divide = run.can_divide() && self.topology.local().len() > 1;
-        let done = match (&mut self.counterparts, &mut self.all) {
-            // SAFETY: the caller's promise.
-            (Some(counterparts), _) if can_divide => unsafe { run.in_parts(counterparts) },
-            // SAFETY: the caller's promise.
-            (_, Some(all)) | (Some(all), None) => unsafe { run.among_all(all) },
-            (None, None) => Ok(()),
+        let Sets { counterparts, beyond, all } = &self.sets;
+        // SAFETY: the caller's promise.
+        let done = unsafe {
+            match counterparts {
+                Some(counterparts) if run.can_divide() => run.in_parts(counterparts),
+                Some(_) if run.moves_blocks() => run.move_blocks(beyond),
+                _ => run.among(all),
+            }
         };
         let begun = run.begun;
         let greatest = run.call.carried;
@@ -247,40 +207,6 @@ impl Machines {
     }
 }
 
-/// What a rank needs before it meets the others.
-struct Prepared {
-    agent: transfer::Agent,
-    memories: Vec<StepMemory>,
-    listener: Option<LivenessListener>,
-    contact: Contact,
-}
-
-fn prepare(group: &Group, topology: &Topology) -> Result<Prepared> {
-    let agent = group.start_agent(&format!("collective {}", group.rank()));
-    let agent = agent.map_err(|error| Error::caused_by(JOIN, ErrorKind::Failed, error))?;
-    let mut sizes = Vec::new();
-    if topology.is_uniform() {
-        sizes.push(topology.machines().len());
-    }
-    if !topology.is_uniform() || topology.local().len() > 1 {
-        sizes.push(group.size() as usize);
-    }
-    let failed = |error: transfer::Error| Error::caused_by(JOIN, ErrorKind::Failed, error);
-    let memories = sizes.iter().map(|ranks| StepMemory::new(&agent, *ranks));
-    let memories = memories.collect::<transfer::Result<Vec<_>>>().map_err(failed)?;
-    let regions = memories.iter().map(StepMemory::descriptor);
-    let mut regions = regions.collect::<transfer::Result<Vec<_>>>().map_err(failed)?;
-    if !topology.is_uniform() {
-        regions.insert(COUNTERPARTS, Vec::new());
-    }
-    regions.resize(ALL + 1, Vec::new());
-    let card = agent.card().encode().map_err(failed)?;
-    let listener = group.address().ok().and_then(|address| LivenessListener::new(address).ok());
-    let liveness = listener.as_ref().map(LivenessListener::address);
-    let contact = Contact { card, regions, liveness };
-    Ok(Prepared { agent, memories, listener, contact })
-}
-
 /// A digest of what is built in, and of the ranks of each machine.
 fn build(topology: &Topology) -> u64 {
     let built_in = [MachineDomain::build(), ONE_STEP_BYTES, UNDIVIDED_BYTES, LEARNT_BYTES];
@@ -288,31 +214,6 @@ fn build(topology: &Topology) -> u64 {
         std::iter::once(u64::MAX).chain(ranks.iter().map(|rank| u64::from(*rank)))
     });
     digest(built_in.into_iter().chain([CHUNK_BYTES as u64]).chain(ranks))
-}
-
-/// The contacts of all ranks, if they agree: the same outcome on all ranks.
-fn check(own: &Introduction, rank: u32, all: &[Vec<u8>]) -> Result<Vec<Contact>> {
-    let mut contacts = Vec::with_capacity(all.len());
-    for (bytes, other) in all.iter().zip(0..) {
-        let found: Introduction = control::codec::decode(0, bytes).map_err(|error| {
-            let detail = format!("rank {other} sent no valid introduction: {error}");
-            Error::new(JOIN, ErrorKind::VersionMismatch, detail).of_ranks([other])
-        })?;
-        if found.setup != own.setup {
-            let detail = format!(
-                "rank {other} has {}, rank {rank} has {}. Start the same build with the same options \
-                 on all ranks",
-                found.setup, own.setup
-            );
-            let error = Error::new(JOIN, ErrorKind::VersionMismatch, detail);
-            return Err(error.of_ranks([other, rank]));
-        }
-        contacts.push(found.contact.map_err(|cause| {
-            let detail = format!("rank {other} cannot take part: {cause}");
-            Error::new(JOIN, ErrorKind::Failed, detail).of_ranks([other])
-        })?);
-    }
-    Ok(contacts)
 }
 
 /// What all ranks choose from.
@@ -339,13 +240,16 @@ struct Run<'a> {
 impl Run<'_> {
     /// Returns whether the operation is carried out in parts, if machines have as many ranks.
     fn can_divide(&self) -> bool {
-        let Call { operation, reduce_op, data_type, .. } = *self.checked.call();
+        let Call { reduce_op, data_type, .. } = *self.checked.call();
         // A mean of integers is not the mean of those of the machines.
         let is_exact = reduce_op != Some(ReduceOp::Mean) || data_type.is_floating_point();
-        match operation {
-            Operation::Gather | Operation::Scatter | Operation::AllToAll => false,
-            _ => is_exact,
-        }
+        is_exact && !self.moves_blocks()
+    }
+
+    /// Returns whether each block is for one rank, so that none goes twice to a machine.
+    fn moves_blocks(&self) -> bool {
+        use Operation::{AllToAll, Gather, Scatter};
+        matches!(self.checked.call().operation, Gather | Scatter | AllToAll)
     }
 
     fn reduction(&self) -> Reduction {
@@ -356,11 +260,11 @@ impl Run<'_> {
     /// A part among ranks of other machines.
     fn between<T>(
         &mut self,
-        steps: &mut RemoteSteps,
+        set: &RemoteSet,
         part: impl FnOnce(&mut RemoteOperation<'_>) -> Outcome<T>,
     ) -> Outcome<T> {
         let members = self.machine.members();
-        let mut on = steps.operation(self.remote, members, self.call, self.deadline);
+        let mut on = RemoteOperation::new(set, self.remote, members, self.call, self.deadline);
         let done = part(&mut on);
         let (begun, carried) = (on.begun(), on.carried());
         self.begun = self.begun.or(begun);
@@ -378,7 +282,7 @@ impl Run<'_> {
         root: Option<u32>,
         from: Vec<Place>,
         to: Vec<Place>,
-        longest: usize,
+        longest: Option<usize>,
     ) -> Outcome<()> {
         let announced = *self.checked.call();
         let call = Call { operation, root, blocks: 0, ..announced };
@@ -390,11 +294,36 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The operation as exchanges among all ranks.
+    /// Gather, scatter and all-to-all: ranks of this machine exchange blocks by common memory.
     ///
     /// # Safety
     /// As for [`Machines::run`].
-    unsafe fn among_all(&mut self, all: &mut RemoteSteps) -> Outcome<()> {
+    unsafe fn move_blocks(&mut self, beyond: &RemoteSet) -> Outcome<()> {
+        let checked = self.checked;
+        let Call { operation, root, .. } = *checked.call();
+        let local = self.topology.local().to_vec();
+        let (root_machine, root_place) = self.topology.find(root.unwrap_or(0));
+        let is_local_root = root.is_none() || root_machine == self.topology.own_machine();
+        let blocks = |places: &[Place]| match places {
+            [one] => vec![*one],
+            [] => Vec::new(),
+            all => local.iter().map(|rank| all[*rank as usize]).collect(),
+        };
+        if is_local_root {
+            let (from, to) = (blocks(checked.from()), blocks(checked.to()));
+            let root = root.map(|_| root_place as u32);
+            // SAFETY: the caller's promise.
+            unsafe { self.within(operation, root, from, to, checked.longest())? };
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.among(beyond) }
+    }
+
+    /// The operation as exchanges among the ranks of a set, which are all ranks.
+    ///
+    /// # Safety
+    /// As for [`Machines::run`].
+    unsafe fn among(&mut self, all: &RemoteSet) -> Outcome<()> {
         let (checked, chunk, reduction) = (self.checked, self.chunk, self.reduction());
         let Call { operation, root, .. } = *checked.call();
         let root = root.unwrap_or(0);
@@ -455,7 +384,7 @@ impl Run<'_> {
     ///
     /// # Safety
     /// As for [`Machines::run`].
-    unsafe fn in_parts(&mut self, counterparts: &mut RemoteSteps) -> Outcome<()> {
+    unsafe fn in_parts(&mut self, counterparts: &RemoteSet) -> Outcome<()> {
         // SAFETY: the caller's promise.
         unsafe {
             match self.checked.call().operation {
@@ -464,7 +393,7 @@ impl Run<'_> {
                 Operation::AllGather => self.all_gather(counterparts),
                 Operation::Broadcast => self.broadcast(counterparts),
                 _ => {
-                    self.within(Operation::Barrier, None, Vec::new(), Vec::new(), 0)?;
+                    self.within(Operation::Barrier, None, Vec::new(), Vec::new(), Some(0))?;
                     self.between(counterparts, |on| on.barrier())
                 }
             }
@@ -482,7 +411,7 @@ impl Run<'_> {
     }
 
     /// All-reduce, and reduce to a root.
-    unsafe fn reduce(&mut self, counterparts: &mut RemoteSteps) -> Outcome<()> {
+    unsafe fn reduce(&mut self, counterparts: &RemoteSet) -> Outcome<()> {
         let (checked, chunk, reduction) = (self.checked, self.chunk, self.reduction());
         let root = checked.call().root.map(|root| self.topology.find(root));
         let own_machine = self.topology.own_machine();
@@ -503,7 +432,9 @@ impl Run<'_> {
         if checked.bytes() <= ONE_STEP_BYTES {
             let (from, to) = (vec![from], vec![to]);
             // SAFETY: the caller's promise.
-            unsafe { self.within(Operation::AllReduce, None, from, to.clone(), to[0].bytes())? };
+            unsafe {
+                self.within(Operation::AllReduce, None, from, to.clone(), Some(to[0].bytes()))?
+            };
             return self.between(counterparts, |on| {
                 // SAFETY: the caller's promise.
                 unsafe { remote::reduce_one_step(on, reduction, Ranks::All, to[0], to[0]) }
@@ -512,25 +443,27 @@ impl Run<'_> {
         let (inputs, results) = (self.shares(from, from.bytes()), self.shares(to, from.bytes()));
         let (own, longest) = (results[place], results[0].bytes());
         // SAFETY: the caller's promise.
-        unsafe { self.within(Operation::ReduceScatter, None, inputs, vec![own], longest)? };
+        unsafe { self.within(Operation::ReduceScatter, None, inputs, vec![own], Some(longest))? };
         self.between(counterparts, |on| {
             // SAFETY: the caller's promise.
             unsafe { remote::reduce_two_steps(on, chunk, reduction, getters, own, own) }
         })?;
         match root {
             // SAFETY: the caller's promise.
-            None => unsafe { self.within(Operation::AllGather, None, vec![own], results, longest) },
+            None => unsafe {
+                self.within(Operation::AllGather, None, vec![own], results, Some(longest))
+            },
             Some((_, local_root)) if is_getting_machine => {
                 let results = if place == local_root { results } else { Vec::new() };
                 let root = Some(local_root as u32);
                 // SAFETY: the caller's promise.
-                unsafe { self.within(Operation::Gather, root, vec![own], results, longest) }
+                unsafe { self.within(Operation::Gather, root, vec![own], results, Some(longest)) }
             }
             Some(_) => Ok(()),
         }
     }
 
-    unsafe fn reduce_scatter(&mut self, counterparts: &mut RemoteSteps) -> Outcome<()> {
+    unsafe fn reduce_scatter(&mut self, counterparts: &RemoteSet) -> Outcome<()> {
         let (checked, chunk, reduction) = (self.checked, self.chunk, self.reduction());
         let place = self.topology.own_place();
         let longest = checked.longest().unwrap_or(0);
@@ -544,7 +477,9 @@ impl Run<'_> {
         for (ranks, part) in machines.iter().zip(&parts) {
             let from = ranks.iter().map(block).collect();
             // SAFETY: the caller's promise.
-            unsafe { self.within(Operation::ReduceScatter, None, from, vec![*part], longest)? };
+            unsafe {
+                self.within(Operation::ReduceScatter, None, from, vec![*part], Some(longest))?
+            };
         }
         let to = checked.to()[0];
         self.between(counterparts, |on| {
@@ -553,7 +488,7 @@ impl Run<'_> {
         })
     }
 
-    unsafe fn all_gather(&mut self, counterparts: &mut RemoteSteps) -> Outcome<()> {
+    unsafe fn all_gather(&mut self, counterparts: &RemoteSet) -> Outcome<()> {
         let (checked, chunk) = (self.checked, self.chunk);
         let (own_machine, place) = (self.topology.own_machine(), self.topology.own_place());
         let longest = checked.longest().unwrap_or(0);
@@ -569,12 +504,12 @@ impl Run<'_> {
             let own = if machine == own_machine { own } else { blocks[machine] };
             let to = ranks.iter().map(|rank| block(*rank)).collect();
             // SAFETY: the caller's promise.
-            unsafe { self.within(Operation::AllGather, None, vec![own], to, longest)? };
+            unsafe { self.within(Operation::AllGather, None, vec![own], to, Some(longest))? };
         }
         Ok(())
     }
 
-    unsafe fn broadcast(&mut self, counterparts: &mut RemoteSteps) -> Outcome<()> {
+    unsafe fn broadcast(&mut self, counterparts: &RemoteSet) -> Outcome<()> {
         let (checked, chunk) = (self.checked, self.chunk);
         let root = checked.call().root.unwrap_or(0);
         let (root_machine, root_place) = self.topology.find(root);
@@ -598,7 +533,7 @@ impl Run<'_> {
             let longest = to.bytes();
             // SAFETY: the caller's promise.
             return unsafe {
-                self.within(Operation::Broadcast, local_root, own, vec![to], longest)
+                self.within(Operation::Broadcast, local_root, own, vec![to], Some(longest))
             };
         }
         // Each rank of the root's machine sends a share.
@@ -607,7 +542,9 @@ impl Run<'_> {
         if own_machine == root_machine {
             let inputs = from.map_or_else(Vec::new, |from| self.shares(from, to.bytes()));
             // SAFETY: the caller's promise.
-            unsafe { self.within(Operation::Scatter, local_root, inputs, vec![own], longest)? };
+            unsafe {
+                self.within(Operation::Scatter, local_root, inputs, vec![own], Some(longest))?
+            };
         }
         let blocks = vec![own; machines];
         self.between(counterparts, |on| {
@@ -615,6 +552,6 @@ impl Run<'_> {
             unsafe { remote::gather(on, chunk, givers, Ranks::All, own, &blocks, longest) }
         })?;
         // SAFETY: the caller's promise.
-        unsafe { self.within(Operation::AllGather, None, vec![own], shares, longest) }
+        unsafe { self.within(Operation::AllGather, None, vec![own], shares, Some(longest)) }
     }
 }

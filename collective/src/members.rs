@@ -94,14 +94,6 @@ impl Failure {
             | number & ((1 << Self::NUMBER_BITS) - 1)
     }
 
-    /// Returns whether a rank is the cause.
-    pub(crate) fn is_of(self, number: u32) -> bool {
-        match self {
-            Self::Ended { rank } | Self::Left { rank } | Self::Late { rank, .. } => rank == number,
-            _ => false,
-        }
-    }
-
     pub(crate) fn decode(word: u64) -> Self {
         let rank_at = |bit: u32| ((word >> bit) as u32 & 0xffff).min(MAX_RANKS - 1);
         let (one, other) = (rank_at(44), rank_at(Self::NUMBER_BITS));

@@ -25,9 +25,10 @@ pub(crate) unsafe fn gather(
 ) -> Outcome<()> {
     let rank = on.own();
     let (gives, gets) = (givers.contains(rank as u32), getters.contains(rank as u32));
-    let chunk = chunk.min(on.slot_bytes());
+    let chunk = chunk.min(on.payload_bytes());
     let chunks = longest.div_ceil(chunk).max(1);
-    let from: Vec<usize> = on.others().filter(|rank| givers.contains(*rank as u32)).collect();
+    let peers = on.peers().iter().copied();
+    let from: Vec<usize> = peers.filter(|rank| givers.contains(*rank as u32)).collect();
     if gives && gets {
         // SAFETY: both places are of this rank.
         unsafe { copy(blocks[rank].at(), own.at(), own.bytes()) };
@@ -35,11 +36,11 @@ pub(crate) unsafe fn gather(
     let mut published = 0;
     for read in 0..chunks {
         while published < chunks && on.may_publish() {
-            let to = on.begin()?;
             let part = if gives { own.part(published * chunk, chunk) } else { Place::NONE };
-            // SAFETY: a step has space for a chunk.
-            unsafe { copy(to, part.at(), part.bytes()) };
-            on.publish(Given::All(part.bytes()))?;
+            on.begin(Given::All(part.bytes()))?;
+            // SAFETY: the step has so many bytes.
+            unsafe { copy(on.target(0), part.at(), part.bytes()) };
+            on.publish()?;
             published += 1;
         }
         if read == 0 && givers == Ranks::All {
@@ -48,11 +49,11 @@ pub(crate) unsafe fn gather(
         for other in from.iter().filter(|_| gets) {
             let part = blocks[*other].part(read * chunk, chunk);
             // SAFETY: the rank has given so many bytes; the caller's promise for the block.
-            unsafe { copy(part.at(), on.source(*other)?, part.bytes()) };
+            unsafe { copy(part.at(), on.source(*other, part.bytes())?, part.bytes()) };
         }
         on.end();
     }
-    Ok(())
+    on.finish()
 }
 
 /// Gives each rank its block of ranks. `own` are the blocks that this rank gives, `blocks` of each rank
@@ -70,9 +71,10 @@ pub(crate) unsafe fn scatter(
 ) -> Outcome<()> {
     let rank = on.own();
     let gives = givers.contains(rank as u32);
-    let chunk = chunk.min(on.slot_bytes());
+    let chunk = chunk.min(on.payload_bytes());
     let chunks = longest.div_ceil(chunk).max(1);
-    let from: Vec<usize> = on.others().filter(|rank| givers.contains(*rank as u32)).collect();
+    let peers = on.peers().iter().copied();
+    let from: Vec<usize> = peers.filter(|rank| givers.contains(*rank as u32)).collect();
     if gives {
         // SAFETY: both places are of this rank.
         unsafe { copy(blocks[rank].at(), own[rank].at(), own[rank].bytes()) };
@@ -91,11 +93,11 @@ pub(crate) unsafe fn scatter(
         for other in &from {
             let part = blocks[*other].part(read * chunk, chunk);
             // SAFETY: the rank has given so many bytes; the caller's promise for the block.
-            unsafe { copy(part.at(), on.source(*other)?, part.bytes()) };
+            unsafe { copy(part.at(), on.source(*other, part.bytes())?, part.bytes()) };
         }
         on.end();
     }
-    Ok(())
+    on.finish()
 }
 
 /// Publishes a step in which each other rank gets `each` bytes: its part of `own`.
@@ -109,13 +111,13 @@ unsafe fn give_parts(
     chunk: usize,
     each: usize,
 ) -> Outcome<()> {
-    let to = on.begin()?;
-    for other in on.others().filter(|_| each > 0) {
-        let part = own[other].part(offset, chunk);
-        // SAFETY: a step has space for a chunk of each rank.
-        unsafe { copy(to.add(other * each), part.at(), part.bytes()) };
+    on.begin(Given::Each(each))?;
+    for other in on.peers().iter().filter(|_| each > 0) {
+        let part = own[*other].part(offset, chunk);
+        // SAFETY: the step has so many bytes for each rank.
+        unsafe { copy(on.target(*other), part.at(), part.bytes()) };
     }
-    on.publish(Given::Each(each))
+    on.publish()
 }
 
 /// Reduces blocks of all ranks: each gets the reduction of those at its place. `own` are the blocks of
@@ -132,7 +134,7 @@ pub(crate) unsafe fn reduce_scatter(
     longest: usize,
 ) -> Outcome<()> {
     let rank = on.own();
-    let chunk = chunk.min(on.slot_bytes());
+    let chunk = chunk.min(on.payload_bytes());
     let chunks = longest.div_ceil(chunk).max(1);
     let mut published = 0;
     for read in 0..chunks {
@@ -148,14 +150,14 @@ pub(crate) unsafe fn reduce_scatter(
         for place in 0..on.count() {
             sources.push(match place == rank {
                 true => own[rank].part(read * chunk, chunk).at().cast_const(),
-                false => on.source(place)?,
+                false => on.source(place, part.bytes())?,
             });
         }
         // SAFETY: each source has so many bytes; the caller's promise for the target.
         unsafe { reduction.run(Stores::Cached, part.at(), &sources, part.bytes()) };
         on.end();
     }
-    Ok(())
+    on.finish()
 }
 
 /// Reduces bytes of all ranks, of which each that gets the result reduces all.
@@ -170,13 +172,13 @@ pub(crate) unsafe fn reduce_one_step(
     to: Place,
 ) -> Outcome<()> {
     let rank = on.own();
-    let chunk = on.slot_bytes();
+    let chunk = on.payload_bytes();
     for offset in (0..from.bytes().max(1)).step_by(chunk) {
         let part = from.part(offset, chunk);
-        let slot = on.begin()?;
-        // SAFETY: a step has space for a chunk.
-        unsafe { copy(slot, part.at(), part.bytes()) };
-        on.publish(Given::All(part.bytes()))?;
+        on.begin(Given::All(part.bytes()))?;
+        // SAFETY: the step has so many bytes.
+        unsafe { copy(on.target(0), part.at(), part.bytes()) };
+        on.publish()?;
         on.wait_for_all()?;
         let target = to.part(offset, chunk);
         if getters.contains(rank as u32) {
@@ -184,7 +186,7 @@ pub(crate) unsafe fn reduce_one_step(
             for place in 0..on.count() {
                 sources.push(match place == rank {
                     true => on.own_source(),
-                    false => on.source(place)?,
+                    false => on.source(place, target.bytes())?,
                 });
             }
             // SAFETY: all ranks give chunks of so many bytes.
@@ -192,7 +194,7 @@ pub(crate) unsafe fn reduce_one_step(
         }
         on.end();
     }
-    Ok(())
+    on.finish()
 }
 
 /// Reduces bytes of all ranks in two exchanges: each rank reduces its share, then the ranks that get the

@@ -1,91 +1,108 @@
-//! Ranks of other machines: the agent that reaches them, their messages, and their failures.
+//! Ranks of other machines: a ring to and from each on one port, their messages, and their failures.
+//!
+//! The caller drives the port: there is no thread, so an operation of other ranks advances while this one
+//! is in a call. Messages of a pair of ranks are in the order of the operations.
+#![allow(unsafe_code)]
 
-use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use fabric::ring::{
+    ChunkView, Message, Port, PortEvent, Pushed, ReceiverId, RingAnswer, RingOffer, RingOptions,
+    SenderId, queue_entries,
+};
+use fabric::{
+    Access, Address, AddressVector, CompletionQueue, Domain, Endpoint, HostMemory, MemoryRegion,
+    Offer, Peer, QueueOptions,
+};
 use ipc::Announcement;
-use serde::{Deserialize, Serialize};
-use transfer::path::Policy;
-use transfer::{Agent, AgentCard, Event, Notice, PeerId, Region, Route, Token};
 
-use crate::domain_options::JOIN;
-use crate::error::{Error, ErrorKind, Result};
-use crate::liveness::{Departed, LivenessAddress, LivenessLinks, LivenessListener};
+use crate::liveness::{LivenessLinks, LivenessMessage};
 use crate::members::{Calls, Failure};
 
-/// Sets of ranks that exchange steps: those with the same place on their machines, and all.
-pub(crate) const SETS: usize = 2;
-/// The tag of a report that the operations of the domain are over; smaller ones are those of sets.
-const FAILURE_TAG: u64 = 100;
-/// Bytes that a message of a step has space for: a notice is sent at once up to 64 bytes.
-pub(crate) const INLINE_BYTES: usize = 24;
-/// Messages of a rank that are kept, at most: more violate the protocol.
-const MAX_MESSAGES: usize = 64;
+/// Bytes before the payload of a message.
+pub(crate) const HEADER: usize = 64;
+/// Slots of the outbox for large messages, and for small ones.
+const LARGE_SLOTS: usize = 8;
+const SMALL_SLOTS: usize = 64;
+/// Bytes of a small message to a rank, with its header, at most; memory of all its slots, at most.
+const SMALL_BYTES: usize = HEADER + (4 << 10);
+const SMALL_MEMORY: usize = 8 << 20;
+/// Memory for the rings from other ranks, at most together.
+const MAX_MEMORY: u64 = 64 << 20;
+/// Bytes of a ring.
+const RING_BYTES: [u64; 2] = [128 << 10, 8 << 20];
+/// A ring has space for so many large messages.
+const MESSAGES_OF_RING: u64 = 8;
 /// Time between two looks at the connections for liveness.
 const LINK_INTERVAL: Duration = Duration::from_millis(5);
 /// How long messages of a rank that has ended may be under way.
 const LAST_MESSAGES_TIME: Duration = Duration::from_millis(20);
-const REPORT_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// What a rank contributes to the start of a domain.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Contact {
-    /// The card of the agent.
-    pub(crate) card: Vec<u8>,
-    /// The memory for steps of each set.
-    pub(crate) regions: Vec<Vec<u8>>,
-    /// Where it is connected to for liveness, if it can be.
-    pub(crate) liveness: Option<LivenessAddress>,
-}
-
-/// A step that a rank has published.
+/// The header of a message: a step that a rank has published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct StepMessage {
-    pub(crate) step: u64,
-    /// How many steps before this one the rank has not read yet.
-    pub(crate) unread: u8,
+pub(crate) struct StepHeader {
     pub(crate) signature: u64,
     pub(crate) carried: u64,
     /// What the rank calls, without the digest of its blocks.
     pub(crate) call: [u64; 2],
-    pub(crate) is_inline: bool,
-    pub(crate) inline: [u8; INLINE_BYTES],
+    /// Bytes of the payload.
+    pub(crate) bytes: u64,
 }
 
-impl StepMessage {
-    const UNREAD_BIT: u32 = 48;
-    const INLINE_BIT: u32 = 63;
+impl StepHeader {
+    const MAGIC: u64 = 0x6661_6272_6963_7374;
 
-    fn encode(&self) -> [u8; 64] {
-        let first = self.step
-            | u64::from(self.unread & 0x7f) << Self::UNREAD_BIT
-            | u64::from(self.is_inline) << Self::INLINE_BIT;
-        let words = [first, self.signature, self.carried, self.call[0], self.call[1]];
-        let mut bytes = [0; 64];
+    fn encode(&self) -> [u8; HEADER] {
+        let Self { signature, carried, call, bytes } = *self;
+        let mut encoded = [0; HEADER];
+        let words = [Self::MAGIC, signature, carried, call[0], call[1], bytes];
         for (at, word) in words.into_iter().enumerate() {
-            bytes[at * 8..][..8].copy_from_slice(&word.to_le_bytes());
+            encoded[at * 8..][..8].copy_from_slice(&word.to_le_bytes());
         }
-        bytes[40..].copy_from_slice(&self.inline);
-        bytes
+        encoded
     }
 
-    fn decode(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; 64] = bytes.try_into().ok()?;
-        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at * 8 + byte]));
-        let first = word(0);
-        Some(Self {
-            step: first & ((1 << Self::UNREAD_BIT) - 1),
-            unread: (first >> Self::UNREAD_BIT) as u8 & 0x7f,
-            is_inline: first >> Self::INLINE_BIT == 1,
+    /// The header of a message of so many bytes; None if it has none.
+    fn decode(message: &[u8; HEADER], length: usize) -> Option<Self> {
+        let word =
+            |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| message[at * 8 + byte]));
+        let bytes = word(5);
+        let is_complete = bytes.checked_add(HEADER as u64) == Some(length as u64);
+        (word(0) == Self::MAGIC && is_complete).then(|| Self {
             signature: word(1),
             carried: word(2),
             call: [word(3), word(4)],
-            inline: std::array::from_fn(|at| bytes[40 + at]),
+            bytes,
         })
     }
 
     pub(crate) fn announcement(&self) -> Announcement {
         [self.call[0], self.call[1], 0, 0]
+    }
+}
+
+/// A message that has arrived.
+#[derive(Debug)]
+enum Arrived {
+    /// In the ring, until it is dropped.
+    InPlace(ChunkView),
+    /// It came in several parts.
+    Assembled(Vec<u8>),
+}
+
+impl Arrived {
+    fn start(&self) -> *const u8 {
+        match self {
+            Self::InPlace(view) => view.as_ptr(),
+            Self::Assembled(bytes) => bytes.as_ptr(),
+        }
+    }
+
+    fn length(&self) -> usize {
+        match self {
+            Self::InPlace(view) => view.len(),
+            Self::Assembled(bytes) => bytes.len(),
+        }
     }
 }
 
@@ -95,241 +112,445 @@ enum State {
     Left,
     /// Since then.
     Ended(Instant),
+    /// It violates the protocol, or its ring is broken.
+    Unreachable(Instant),
 }
 
 #[derive(Debug)]
 struct RemoteRank {
-    contact: Contact,
-    peer: Option<PeerId>,
     state: State,
-    /// Of each set: the messages that were not taken, and how many steps the rank has read.
-    messages: [VecDeque<StepMessage>; SETS],
-    read: [u64; SETS],
+    peer: Option<Peer>,
+    /// The ring that it writes, and the one that this rank writes to it.
+    from: Option<ReceiverId>,
+    to: Option<SenderId>,
+    /// The parts of a message that is not complete.
+    parts: Vec<u8>,
+    arrived: Option<(StepHeader, Arrived)>,
+    /// Messages that are not needed any more, but have not come yet.
+    skipped: u64,
+    /// How many messages of this rank it has released.
+    released: u64,
+}
+
+/// A slot of the outbox, and the messages that are in it: the rank of each, and how many that rank has
+/// released when it is free.
+#[derive(Debug, Default)]
+struct Slot {
+    messages: Vec<(u32, u64)>,
+}
+
+/// Memory that this rank gives to others.
+#[derive(Debug)]
+struct Outbox {
+    region: MemoryRegion,
+    slots: Vec<Slot>,
+    slot_bytes: usize,
+    next: usize,
+}
+
+impl Outbox {
+    fn new(domain: &Domain, slots: usize, slot_bytes: usize) -> fabric::Result<Self> {
+        let memory = HostMemory::zeroed(slots * slot_bytes)?;
+        let region = domain.register(memory, Access::WRITE)?;
+        let slots = (0..slots).map(|_| Slot::default()).collect();
+        Ok(Self { region, slots, slot_bytes, next: 0 })
+    }
+}
+
+/// A slot that this rank fills.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OutboxSlot {
+    is_small: bool,
+    index: usize,
+    start: *mut u8,
+}
+
+impl OutboxSlot {
+    /// Where a payload goes whose message begins at this offset.
+    pub(crate) fn payload(self, offset: usize) -> *mut u8 {
+        self.start.wrapping_add(offset + HEADER)
+    }
 }
 
 /// All ranks of a domain, as one of them reaches them.
 #[derive(Debug)]
 pub(crate) struct RemoteRanks {
-    agent: Agent,
+    port: Port,
+    addresses: AddressVector,
     links: LivenessLinks,
     links_read_at: Instant,
     own: u32,
     ranks: Vec<RemoteRank>,
-    by_identity: HashMap<[u8; 16], u32>,
+    small: Outbox,
+    /// Bytes of a small message to one rank.
+    small_bytes: usize,
+    large: Outbox,
+    /// The longest payload for one rank.
+    payload_bytes: usize,
     /// What a rank of another machine reported.
-    failure: Option<(Failure, Calls)>,
-    /// The notices of this rank's report; None if it has reported nothing.
-    report: Option<Vec<Token>>,
+    reported: Option<(Failure, Calls)>,
+    has_reported: bool,
 }
 
+/// Why a ring or a message cannot be used.
+pub(crate) type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// What each rank gives the others to open rings: for each other rank an offer, and an answer to its offer.
+pub(crate) type Offers = Vec<Option<RingOffer>>;
+pub(crate) type Answers = Vec<Option<RingAnswer>>;
+
 impl RemoteRanks {
-    /// The ranks with these contacts.
-    pub(crate) fn new(agent: Agent, own: u32, contacts: Vec<Contact>) -> Result<Self> {
-        let mut by_identity = HashMap::new();
-        let mut ranks = Vec::with_capacity(contacts.len());
-        for (contact, rank) in contacts.into_iter().zip(0..) {
-            let malformed = |cause: String| {
-                let detail = format!("rank {rank} sent no valid contact: {cause}");
-                Error::new(JOIN, ErrorKind::Malformed, detail).of_ranks([rank])
-            };
-            let card =
-                AgentCard::decode(&contact.card).map_err(|error| malformed(error.to_string()))?;
-            if contact.regions.len() != SETS {
-                return Err(malformed(format!("{} regions", contact.regions.len())));
-            }
-            by_identity.insert(card.identity, rank);
-            ranks.push(RemoteRank {
-                contact,
-                peer: None,
-                state: State::Present,
-                messages: Default::default(),
-                read: [0; SETS],
-            });
-        }
-        let (links, links_read_at) = (LivenessLinks::default(), Instant::now());
-        let (failure, report) = (None, None);
-        Ok(Self { agent, links, links_read_at, own, ranks, by_identity, failure, report })
+    /// Opens the port of a rank in a domain of so many.
+    pub(crate) fn open(offer: &Offer, own: u32, count: usize) -> fabric::Result<Self> {
+        let domain = Domain::open(offer)?;
+        let addresses = AddressVector::open(&domain)?;
+        let size = queue_entries(domain.capabilities());
+        let options = QueueOptions { size, ..QueueOptions::default() };
+        let mut queue = CompletionQueue::open_with(&domain, options)?;
+        let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
+        let payload_bytes = (ring_bytes(count) / MESSAGES_OF_RING) as usize - 2 * HEADER;
+        let payload_bytes = payload_bytes / 4096 * 4096;
+        let small_bytes = SMALL_BYTES.min(SMALL_MEMORY / SMALL_SLOTS / count / HEADER * HEADER);
+        let small = Outbox::new(&domain, SMALL_SLOTS, small_bytes * count)?;
+        let large = Outbox::new(&domain, LARGE_SLOTS, (HEADER + payload_bytes) * count)?;
+        let rank = |_| RemoteRank {
+            state: State::Present,
+            peer: None,
+            from: None,
+            to: None,
+            parts: Vec::new(),
+            arrived: None,
+            skipped: 0,
+            released: 0,
+        };
+        Ok(Self {
+            port: Port::new(endpoint, queue),
+            addresses,
+            links: LivenessLinks::default(),
+            links_read_at: Instant::now(),
+            own,
+            ranks: (0..count).map(rank).collect(),
+            small,
+            small_bytes,
+            large,
+            payload_bytes,
+            reported: None,
+            has_reported: false,
+        })
     }
 
-    /// Connects to ranks of other machines, to learn when they end.
-    pub(crate) fn watch(
-        &mut self,
-        listener: LivenessListener,
-        pairs: impl IntoIterator<Item = [u32; 2]>,
-        deadline: Instant,
-    ) {
-        let (mut to, mut from) = (Vec::new(), Vec::new());
-        for [first, second] in pairs {
-            let address = self.ranks.get(second as usize).and_then(|rank| rank.contact.liveness);
-            match address {
-                Some(address) if first == self.own => to.push((second, address)),
-                _ if second == self.own => from.push(first),
-                _ => {}
-            }
-        }
-        self.links = listener.connect(self.own, &to, &from, deadline);
+    pub(crate) fn address(&self) -> fabric::Result<Address> {
+        self.port.endpoint().address()
     }
 
     pub(crate) fn own(&self) -> u32 {
         self.own
     }
 
-    pub(crate) fn agent(&mut self) -> &mut Agent {
-        &mut self.agent
+    /// The longest payload of a message to one rank.
+    pub(crate) fn payload_bytes(&self) -> usize {
+        self.payload_bytes
     }
 
-    /// The route from memory of this rank to that of another one for a set.
-    pub(crate) fn route(
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let own = self.own as usize;
+        (0..self.ranks.len()).filter(move |rank| *rank != own)
+    }
+
+    /// Offers a ring to each other rank, whose address is known.
+    pub(crate) fn offer(&mut self, addresses: &[Address]) -> fabric::Result<Offers> {
+        let mut offers = vec![None; self.ranks.len()];
+        for rank in self.others() {
+            // Some providers drop data from unknown addresses.
+            self.ranks[rank].peer = Some(self.addresses.insert(&addresses[rank])?);
+            let options = RingOptions::new(self.port.endpoint(), ring_bytes(self.ranks.len()))?;
+            let ring = self.port.offer(&options)?;
+            self.ranks[rank].from = Some(ring);
+            offers[rank] = Some(self.port.ring_offer(ring)?);
+        }
+        Ok(offers)
+    }
+
+    /// Accepts the rings that the others have offered to this rank: `offers` are those of each.
+    pub(crate) fn accept(&mut self, offers: &[Offers]) -> fabric::Result<Answers> {
+        let mut answers = vec![None; self.ranks.len()];
+        for rank in self.others() {
+            let offer = offers[rank].get(self.own as usize);
+            let (Some(Some(offer)), Some(peer)) = (offer, self.ranks[rank].peer) else { continue };
+            let most = (self.payload_bytes + HEADER) as u64;
+            let (ring, answer) = self.port.accept(peer, offer, most)?;
+            self.ranks[rank].to = Some(ring);
+            answers[rank] = Some(answer);
+        }
+        Ok(answers)
+    }
+
+    /// Takes the answers of the others to the offers of this rank.
+    pub(crate) fn connect(&mut self, answers: &[Answers]) -> fabric::Result<()> {
+        for rank in self.others() {
+            let answer = answers[rank].get(self.own as usize).and_then(Option::as_ref);
+            let RemoteRank { from, peer, .. } = &self.ranks[rank];
+            let (from, peer) = (*from, *peer);
+            if let (Some(answer), Some(ring), Some(peer)) = (answer, from, peer) {
+                self.port.connect(ring, peer, answer)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Learns by these connections when other ranks end.
+    pub(crate) fn watch(&mut self, links: LivenessLinks) {
+        self.links = links;
+    }
+
+    /// A free slot for messages of this payload to each other rank, or the rank that still needs one.
+    pub(crate) fn free_slot(&mut self, payload: usize) -> Result<OutboxSlot, u32> {
+        let is_small = payload.next_multiple_of(HEADER) + HEADER <= self.small_bytes;
+        let outbox = if is_small { &self.small } else { &self.large };
+        let index = outbox.next;
+        for (rank, released) in outbox.slots[index].messages.clone() {
+            if !self.has_released(rank, released)
+                && self.ranks[rank as usize].state == State::Present
+            {
+                return Err(rank);
+            }
+        }
+        let outbox = if is_small { &mut self.small } else { &mut self.large };
+        outbox.next = (index + 1) % outbox.slots.len();
+        outbox.slots[index].messages.clear();
+        let start = outbox.region.as_ptr().wrapping_add(index * outbox.slot_bytes);
+        Ok(OutboxSlot { is_small, index, start })
+    }
+
+    /// Returns whether a rank has released so many messages of this one.
+    fn has_released(&mut self, rank: u32, count: u64) -> bool {
+        let to = &mut self.ranks[rank as usize];
+        while to.released < count
+            && let Some(ring) = to.to
+            && let Ok(Some(number)) = self.port.next_read(ring)
+        {
+            to.released = number + 1;
+        }
+        to.released >= count
+    }
+
+    /// Begins the message to a rank whose payload is in a slot, and writes its header.
+    pub(crate) fn begin(
         &mut self,
         rank: u32,
-        set: usize,
-        source: &Region,
-        deadline: Instant,
-    ) -> transfer::Result<Route> {
-        let left = || deadline.saturating_duration_since(Instant::now());
-        let to = &mut self.ranks[rank as usize];
-        let peer = match to.peer {
-            Some(peer) => peer,
-            None => *to.peer.insert(self.agent.connect(&to.contact.card, left())?),
-        };
-        let region = &to.contact.regions[set];
-        self.agent.join(peer, source, region, &Policy::default(), left())
+        slot: OutboxSlot,
+        offset: usize,
+        header: &StepHeader,
+    ) -> fabric::Result<Option<Sending>> {
+        let Some(ring) = self.ranks[rank as usize].to else { return Ok(None) };
+        let encoded = header.encode();
+        // SAFETY: the slot has space for the header; only this rank writes it. A header that is for
+        // several ranks is written with the same bytes again.
+        unsafe {
+            let at = slot.start.wrapping_add(offset);
+            encoded.as_ptr().copy_to_nonoverlapping(at, HEADER);
+        }
+        let length = HEADER + header.bytes as usize;
+        let message = self.port.begin(ring, 0, length as u64)?;
+        let outbox = if slot.is_small { &mut self.small } else { &mut self.large };
+        let start = slot.index * outbox.slot_bytes + offset;
+        let source = outbox.region.slice(start..start + length)?;
+        outbox.slots[slot.index].messages.push((rank, message.number() + 1));
+        Ok(Some(Sending { ring, message, source }))
     }
 
-    /// Sends a message of a set, after these bytes.
-    pub(crate) fn send(
-        &mut self,
-        route: &Route,
-        blocks: &[gpu::Block],
-        set: usize,
-        message: &StepMessage,
-    ) -> transfer::Result<Token> {
-        let notice = Notice::new(set as u64, &message.encode())?;
-        self.agent.put(route, blocks, Some(notice))
-    }
-
-    /// Takes all events that have come.
-    pub(crate) fn poll(&mut self) {
-        if self.links_read_at.elapsed() >= LINK_INTERVAL {
-            self.links_read_at = Instant::now();
-            // Before the messages: a rank that leaves has sent its last ones before.
-            for (rank, how) in self.links.departed() {
-                self.set_departed(rank, how == Departed::Ended);
+    /// Writes a message as far as there is space. Returns whether all of it is written.
+    pub(crate) fn push(&mut self, sending: &mut Sending) -> fabric::Result<bool> {
+        let Sending { ring, message, source } = sending;
+        loop {
+            match self.port.push(*ring, message, source)? {
+                Pushed::Written => return Ok(true),
+                Pushed::Posted(_) if message.is_written() => return Ok(true),
+                Pushed::Posted(_) => {}
+                Pushed::Blocked(_) | Pushed::Busy => return Ok(false),
             }
         }
-        while let Some(event) = self.agent.poll_event() {
-            self.handle(event);
-        }
     }
 
-    /// Waits for an event for this time at most.
-    pub(crate) fn wait(&mut self, time: Duration) {
-        if let Ok(event) = self.agent.next_event(time) {
-            self.handle(event);
-        }
+    /// Returns whether the fabric has taken all that this rank has written to a rank.
+    pub(crate) fn is_sent(&self, rank: u32) -> bool {
+        let ring = self.ranks[rank as usize].to.and_then(|ring| self.port.sender(ring).ok());
+        ring.is_none_or(|sender| sender.unfinished() == 0)
     }
 
-    fn handle(&mut self, event: Event) {
-        match event {
-            Event::Notice { from, notice } => {
-                let Some(&rank) = self.by_identity.get(&from) else { return };
-                if notice.tag == FAILURE_TAG {
-                    let failure = decode_failure(notice.data());
-                    self.failure = self.failure.or(failure);
-                    return;
-                }
-                let set = usize::try_from(notice.tag).unwrap_or(SETS);
-                let (Some(message), true) = (StepMessage::decode(notice.data()), set < SETS) else {
-                    return;
-                };
-                let from = &mut self.ranks[rank as usize];
-                let read = message.step.saturating_sub(message.unread.into());
-                from.read[set] = from.read[set].max(read);
-                if from.messages[set].len() < MAX_MESSAGES {
-                    from.messages[set].push_back(message);
-                }
-            }
-            Event::Left { from, is_dead, .. } => {
-                if let Some(&rank) = self.by_identity.get(&from) {
-                    self.set_departed(rank, is_dead);
+    /// Makes progress, without waiting.
+    pub(crate) fn poll(&mut self) -> fabric::Result<bool> {
+        self.read_links();
+        Ok(!matches!(self.port.progress()?, PortEvent::Idle))
+    }
+
+    /// Waits for progress, for this time at most.
+    pub(crate) fn wait(&mut self, longest: Duration) -> fabric::Result<()> {
+        self.read_links();
+        let _event = self.port.wait(longest)?;
+        Ok(())
+    }
+
+    fn read_links(&mut self) {
+        if self.links_read_at.elapsed() < LINK_INTERVAL {
+            return;
+        }
+        self.links_read_at = Instant::now();
+        for (rank, message) in self.links.messages() {
+            match message {
+                LivenessMessage::Left => self.depart(rank, State::Left),
+                LivenessMessage::Ended => self.depart(rank, State::Ended(Instant::now())),
+                LivenessMessage::Report(bytes) => {
+                    self.reported = self.reported.or(decode_failure(&bytes));
                 }
             }
-            _ => {}
         }
     }
 
-    fn set_departed(&mut self, rank: u32, has_ended: bool) {
+    fn depart(&mut self, rank: u32, how: State) {
+        if let Some(rank) = self.ranks.get_mut(rank as usize)
+            && matches!(rank.state, State::Present | State::Unreachable(_))
+        {
+            rank.state = how;
+        }
+    }
+
+    /// The ring to or from a rank failed.
+    pub(crate) fn set_unreachable(&mut self, rank: u32, error: &dyn std::fmt::Display) {
         let state = &mut self.ranks[rank as usize].state;
         if *state == State::Present {
-            *state = if has_ended { State::Ended(Instant::now()) } else { State::Left };
+            tracing::warn!(rank, %error, "ring of a collective operation failed");
+            *state = State::Unreachable(Instant::now());
         }
     }
 
-    /// How many steps of a set a rank has read.
-    pub(crate) fn read(&self, rank: u32, set: usize) -> u64 {
-        self.ranks[rank as usize].read[set]
+    /// The header of the next message of a rank, if it has come.
+    ///
+    /// # Errors
+    /// What is wrong with the ring or the message, for the log.
+    pub(crate) fn arrived(&mut self, rank: u32) -> Result<Option<StepHeader>, Cause> {
+        let most = HEADER + self.payload_bytes;
+        let Self { port, ranks, .. } = self;
+        let from = &mut ranks[rank as usize];
+        loop {
+            if let Some((header, _)) = &from.arrived {
+                if from.skipped == 0 {
+                    return Ok(Some(*header));
+                }
+                from.skipped -= 1;
+                from.arrived = None;
+            }
+            let Some(ring) = from.from else { return Ok(None) };
+            let Some(view) = port.take(ring)? else { return Ok(None) };
+            let is_whole = view.header().offset == 0 && view.is_last();
+            let message = if is_whole {
+                Arrived::InPlace(view)
+            } else {
+                let first = from.parts.len();
+                let bytes = view.len();
+                if first + bytes > most {
+                    return Err("a message is longer than all that are sent".into());
+                }
+                from.parts.resize(first + bytes, 0);
+                view.read(0, &mut from.parts[first..])?;
+                if !view.is_last() {
+                    continue;
+                }
+                Arrived::Assembled(std::mem::take(&mut from.parts))
+            };
+            let length = message.length();
+            let mut header = [0; HEADER];
+            if length >= HEADER {
+                // SAFETY: the message has so many bytes.
+                unsafe {
+                    message.start().copy_to_nonoverlapping(header.as_mut_ptr(), HEADER);
+                }
+            }
+            let Some(header) = StepHeader::decode(&header, length) else {
+                return Err("a message has no valid header".into());
+            };
+            from.arrived = Some((header, message));
+        }
     }
 
-    /// The message of a rank's step, if it has come.
-    pub(crate) fn message(&self, rank: u32, set: usize, step: u64) -> Option<&StepMessage> {
-        self.ranks[rank as usize].messages[set].iter().find(|message| message.step == step)
+    /// The payload of the message of a rank that has arrived; null if there is none. Valid until it is
+    /// [released](Self::release).
+    pub(crate) fn payload(&self, rank: u32) -> *const u8 {
+        let arrived = self.ranks[rank as usize].arrived.as_ref();
+        arrived.map_or(std::ptr::null(), |(_, message)| message.start().wrapping_add(HEADER))
     }
 
-    /// Drops the messages of a set before a step.
-    pub(crate) fn drop_before(&mut self, set: usize, step: u64) {
-        for rank in &mut self.ranks {
-            rank.messages[set].retain(|message| message.step >= step);
+    /// Releases the next message of a rank, whether it has come or not.
+    pub(crate) fn release(&mut self, rank: u32) {
+        let from = &mut self.ranks[rank as usize];
+        match from.arrived.take() {
+            Some(_) if from.skipped == 0 => {}
+            arrived => {
+                from.arrived = arrived;
+                from.skipped += 1;
+            }
         }
     }
 
     /// The failure of a rank that has ended or left, or what another rank reported.
     pub(crate) fn failure(&self, rank: u32) -> Option<(Failure, Calls)> {
+        let is_settled = |since: Instant| since.elapsed() >= LAST_MESSAGES_TIME;
         let departed = match self.ranks[rank as usize].state {
-            State::Present => None,
             State::Left => Some(Failure::Left { rank }),
             // Its last messages may still be under way.
-            State::Ended(since) if since.elapsed() < LAST_MESSAGES_TIME => None,
-            State::Ended(_) => Some(Failure::Ended { rank }),
+            State::Ended(since) if is_settled(since) => Some(Failure::Ended { rank }),
+            // That it has ended is the better cause.
+            State::Unreachable(since) if is_settled(since) => {
+                Some(Failure::Unreachable { rank, waiting: self.own })
+            }
+            _ => None,
         };
         // The report names the first cause.
-        self.failure.or(departed.map(|failure| (failure, [[0; 4]; 2])))
+        self.reported.or(departed.map(|failure| (failure, [[0; 4]; 2])))
     }
 
     /// What another rank reported.
     pub(crate) fn reported(&self) -> Option<(Failure, Calls)> {
-        self.failure
+        self.reported
     }
 
-    /// Reports a failure to the connected ranks, once.
+    /// Reports a failure to ranks of other machines, once.
     pub(crate) fn report(&mut self, failure: Failure, calls: &Calls) {
-        if self.report.is_some() {
-            return;
+        if !std::mem::replace(&mut self.has_reported, true) {
+            self.links.report(&encode_failure(failure, calls));
         }
-        let Ok(notice) = Notice::new(FAILURE_TAG, &encode_failure(failure, calls)) else { return };
-        let Self { agent, ranks, .. } = self;
-        let present = ranks.iter().zip(0..).filter(|(rank, _)| rank.state == State::Present);
-        let others = present.filter(|(_, number)| !failure.is_of(*number));
-        let peers = others.filter_map(|(rank, _)| rank.peer);
-        self.report =
-            Some(peers.filter_map(|peer| agent.notify(peer, notice.clone()).ok()).collect());
     }
 
-    /// Leaves the other ranks. After a failure that takes place later: the connection to a rank that does
-    /// not answer ends only after some time.
-    pub(crate) fn leave(mut self) {
-        self.links.leave();
-        let Some(tokens) = self.report.take() else { return };
-        let end = move || {
-            let deadline = Instant::now() + REPORT_TIMEOUT;
-            for token in tokens {
+    /// Leaves the other ranks. Waits until they have the messages of this one.
+    pub(crate) fn leave(mut self, deadline: Instant) {
+        self.port.return_all_credit(true);
+        for rank in self.others() {
+            if let Some(ring) = self.ranks[rank].to
+                && self.ranks[rank].state == State::Present
+                && !self.has_reported
+            {
                 let left = deadline.saturating_duration_since(Instant::now());
-                let _ = self.agent.wait(token, left);
+                if let Err(error) = self.port.flush(ring, left) {
+                    tracing::debug!(rank, %error, "a rank has not read the last messages yet");
+                }
             }
-        };
-        if let Err(error) = threads::spawn("collective-leave", end) {
-            tracing::warn!(%error, "thread that leaves a domain could not be started");
         }
+        self.links.leave();
     }
+}
+
+/// A message that is being written.
+#[derive(Debug)]
+pub(crate) struct Sending {
+    ring: SenderId,
+    message: Message,
+    source: fabric::RegionSlice,
+}
+
+/// The bytes of a ring in a domain of so many ranks.
+fn ring_bytes(count: usize) -> u64 {
+    let each = MAX_MEMORY / (count as u64).max(1);
+    each.clamp(RING_BYTES[0], RING_BYTES[1]) / 4096 * 4096
 }
 
 /// A failure as the bytes of a report.
@@ -342,11 +563,10 @@ fn encode_failure(failure: Failure, calls: &Calls) -> [u8; 56] {
     bytes
 }
 
-fn decode_failure(bytes: &[u8]) -> Option<(Failure, Calls)> {
-    let bytes: &[u8; 56] = bytes.try_into().ok()?;
+fn decode_failure(bytes: &[u8; 56]) -> Option<(Failure, Calls)> {
     let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at * 8 + byte]));
     let call = |first: usize| [word(first), word(first + 1), word(first + 2), 0];
-    Some((Failure::decode(word(0)), [call(1), call(4)]))
+    (word(0) != 0).then(|| (Failure::decode(word(0)), [call(1), call(4)]))
 }
 
 #[cfg(test)]
@@ -357,18 +577,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn encoded_messages_are_decoded(
-            step in 0_u64..1 << 48,
-            unread in 0_u8..0x80,
-            words: [u64; 4],
-            is_inline: bool,
-            inline: [u8; INLINE_BYTES],
-        ) {
-            let [signature, carried, ..] = words;
-            let call = [words[2], words[3]];
-            let message =
-                StepMessage { step, unread, signature, carried, call, is_inline, inline };
-            prop_assert_eq!(StepMessage::decode(&message.encode()), Some(message));
+        fn encoded_headers_are_decoded(signature: u64, carried: u64, call: [u64; 2], bytes in 0_u64..1 << 40) {
+            let header = StepHeader { signature, carried, call, bytes };
+            let length = HEADER + bytes as usize;
+            prop_assert_eq!(StepHeader::decode(&header.encode(), length), Some(header));
+            prop_assert_eq!(StepHeader::decode(&header.encode(), length + 1), None);
         }
 
         #[test]
@@ -386,8 +599,8 @@ mod tests {
         }
 
         #[test]
-        fn other_bytes_are_no_failure_or_one_with_ranks(bytes: Vec<u8>) {
-            let _ = (decode_failure(&bytes), StepMessage::decode(&bytes));
+        fn other_bytes_are_no_failure_or_one_with_ranks(bytes: [u8; 56], message: [u8; HEADER]) {
+            let _ = (decode_failure(&bytes), StepHeader::decode(&message, 100));
         }
     }
 }

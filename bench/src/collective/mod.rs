@@ -15,8 +15,9 @@ use collective::{
 };
 use command::exit::{Exit, Failure};
 use command::{output, size, text};
-use launch::Group;
+use launch::{FabricUse, Group, GroupOptions};
 use serde::Serialize;
+use transfer::AgentOptions;
 
 use self::buffers::Buffers;
 use self::mpi::Mpi;
@@ -68,6 +69,9 @@ pub(crate) struct Arguments {
     /// Bytes that are copied at once, with --algorithm; accepts K, M
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, requires = "algorithm")]
     chunk: Option<u64>,
+    /// Reach ranks by the fabric, as if they were on other machines. Under a launcher
+    #[arg(long, value_enum)]
+    remote: Option<Remote>,
     /// Measurements of each size, of which the median counts
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), default_value = "7")]
     rounds: u32,
@@ -101,6 +105,14 @@ enum Route {
     TwoStep,
     /// Ranks read the memory of each other
     Direct,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Remote {
+    /// All other ranks
+    Ranks,
+    /// Ranks with another FABRICAST_DIRECTORY
+    Directories,
 }
 
 fn parse_operation(name: &str) -> Result<Operation, String> {
@@ -194,7 +206,17 @@ struct Rank<'a> {
 fn run_rank(arguments: &Arguments) -> Result<(), Failure> {
     // Started by a launcher, and not by this program.
     let is_alone = arguments.directory.is_some();
-    let group = (!is_alone).then(Group::start).transpose().map_err(Failure::of)?;
+    let start = || {
+        let options = GroupOptions::from_environment()?;
+        Group::start_with(match arguments.remote {
+            None => options,
+            Some(Remote::Ranks) => options.force_remote(),
+            Some(Remote::Directories) => {
+                options.fabric_use(FabricUse::Always).agent(AgentOptions::new("").force_remote())
+            }
+        })
+    };
+    let mut group = (!is_alone).then(start).transpose().map_err(Failure::of)?;
     let library = arguments.rival_library.as_deref();
     let is_mpi = arguments.rival == Some(Rival::Mpi);
     let mpi = is_mpi.then(|| Mpi::start(library)).transpose()?;
@@ -220,7 +242,11 @@ fn run_rank(arguments: &Arguments) -> Result<(), Failure> {
             options.fixed_parameters(Parameters { algorithm, chunk_bits, ..Parameters::default() });
     }
     let key = CommDomainKey::of_first_ranks(ranks);
-    let mut domain = CommDomain::join(&key, rank, &options).map_err(Failure::of)?;
+    let domain = match &mut group {
+        Some(group) => CommDomain::of_group(group, &options),
+        None => CommDomain::join(&key, rank, &options),
+    };
+    let mut domain = domain.map_err(Failure::of)?;
     let nccl = (arguments.rival == Some(Rival::Nccl)).then_some(library);
     let device = match arguments.device.as_str() {
         "host" => None,

@@ -12,7 +12,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use control::launcher::{Error, ErrorKind, Exchange, LocalRank, Result};
-use transfer::{Agent, AgentOptions, PeerId};
+use fabric::Offer;
+use transfer::{Agent, PeerId};
 
 use crate::collective::{AllGather, Barrier, Broadcast, Collective};
 use crate::job_directory::JobDirectory;
@@ -58,8 +59,8 @@ pub struct Group {
     local: LocalRank,
     /// None once the group was closed.
     agent: Option<Agent>,
-    /// The options of the agent.
-    agent_options: AgentOptions,
+    /// The fabric of the agent.
+    offer: Option<Offer>,
     messenger: Messenger,
     options: GroupOptions,
     /// The directory of the job's node, if one was joined.
@@ -143,15 +144,11 @@ impl Group {
         present(&mut self.agent)
     }
 
-    /// Starts another agent with the options and the fabric of this rank's one, for a component with
-    /// notices of its own. The ranks exchange its card themselves.
-    ///
-    /// # Errors
-    /// Errors of [`Agent::start`].
-    pub fn start_agent(&self, label: &str) -> Result<Agent> {
-        let options = self.agent_options.clone().label(label);
-        Agent::start(options)
-            .map_err(|error| Error::caused_by("start agent of rank", ErrorKind::Failed, error))
+    /// The fabric by which this rank reaches ranks of other machines: for a component with an endpoint
+    /// of its own. None if the group uses none.
+    #[must_use]
+    pub fn fabric_offer(&self) -> Option<&Offer> {
+        self.offer.as_ref()
     }
 
     /// Connects this rank's agent to that of another rank, once, by the best path that both have.

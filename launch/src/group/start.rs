@@ -10,7 +10,7 @@ use control::launcher::{
     self, Contribution, Environment, Error, ErrorKind, Exchange, LocalRank, Result,
 };
 use fabric::{EndpointKind, Locality, Offer, Query, Requirements};
-use transfer::{Agent, AgentOptions};
+use transfer::Agent;
 
 use super::Group;
 use crate::messenger::Messenger;
@@ -87,8 +87,7 @@ impl Group {
             (_, failure) => Contribution::Failed(failure.as_deref().unwrap_or_default()),
         };
         let gathered = launcher::gather(&mut *exchange, own, timeout);
-        let (options, agent_options, agent, _) =
-            prepared.map_err(|error| error.of_ranks([rank]))?;
+        let (options, offer, agent, _) = prepared.map_err(|error| error.of_ranks([rank]))?;
         let ranks = Ranks::read(rank, &gathered?)?;
         let local = ranks.local();
         let index = local.iter().position(|other| *other == rank).unwrap_or(0);
@@ -99,7 +98,7 @@ impl Group {
             ranks,
             local,
             agent: Some(agent),
-            agent_options,
+            offer,
             messenger,
             options,
             node_directory: None,
@@ -113,21 +112,23 @@ fn prepare(
     rank: u32,
     is_one_machine: bool,
     mut options: GroupOptions,
-) -> Result<(GroupOptions, AgentOptions, Agent, Vec<u8>)> {
+) -> Result<(GroupOptions, Option<Offer>, Agent, Vec<u8>)> {
     create(options.directory_path())?;
-    let mut agent_options = options.agent_options(rank);
+    let mut agent = options.agent_options(rank);
+    let mut chosen = None;
     if options.uses_fabric(is_one_machine) {
         let (offer, address) = choose(is_one_machine, &options)
             .map_err(|cause| Error::caused_by(START, ErrorKind::Unavailable, cause))?;
-        agent_options = agent_options.fabric(&offer);
+        agent = agent.fabric(&offer);
+        chosen = Some(offer);
         if let Some(address) = address {
             options = options.source(address);
         }
     }
-    let agent = Agent::start(agent_options.clone())
-        .map_err(|error| Error::caused_by(START, ErrorKind::Failed, error))?;
+    let agent =
+        Agent::start(agent).map_err(|error| Error::caused_by(START, ErrorKind::Failed, error))?;
     let announcement = announce(&agent.card(), options.directory_path())?;
-    Ok((options, agent_options, agent, announcement))
+    Ok((options, chosen, agent, announcement))
 }
 
 /// The best offer of all interfaces, or of the one that the options name; and the address of its
