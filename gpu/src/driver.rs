@@ -8,6 +8,7 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::pointer_attributes::PointerAttributes;
@@ -28,6 +29,8 @@ pub(crate) type Mapped = (Box<dyn PhysicalMemory>, u64, u64);
 /// A point in a stream.
 pub(crate) trait EventDriver: Any + Debug + Send + Sync {
     fn is_done(&self) -> Result<bool>;
+    /// The time between two reached points of events that keep it; None if one is not reached yet.
+    fn time_since(&self, earlier: &dyn EventDriver) -> Result<Option<Duration>>;
 }
 
 /// The memory or event of an implementation; an error if it belongs to another one.
@@ -97,6 +100,8 @@ pub(crate) trait DeviceDriver: Debug + Send + Sync {
     /// object.
     unsafe fn adopt_stream(&self, handle: u64) -> Result<Box<dyn StreamDriver>>;
     fn event(&self) -> Result<Arc<dyn EventDriver>>;
+    /// An event that keeps the time at which its point was reached.
+    fn event_with_time(&self) -> Result<Arc<dyn EventDriver>>;
     fn is_event_done(&self, event: &dyn EventDriver) -> Result<bool> {
         event.is_done()
     }
@@ -163,5 +168,7 @@ pub(crate) trait StreamDriver: Debug + Send + Sync {
     unsafe fn exchange(&self, exchange: &RawExchange, blocks: u32) -> Result<()>;
     fn record(&self, event: &dyn EventDriver) -> Result<()>;
     fn wait(&self, event: &dyn EventDriver) -> Result<()>;
+    /// Returns whether operations go into a graph, instead of being carried out.
+    fn is_capturing(&self) -> Result<bool>;
     fn is_done(&self) -> Result<bool>;
 }

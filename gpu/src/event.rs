@@ -69,6 +69,15 @@ impl Point {
         self.device.call("query point", |driver| driver.is_event_done(self.raw()))
     }
 
+    /// The time that the device took from an earlier point to this one; None while either is not
+    /// reached. Does not wait. Both are [events with time](Device::event_with_time).
+    ///
+    /// # Errors
+    /// If one of the operations failed, or one of the points keeps no time.
+    pub fn time_since(&self, earlier: &Self) -> Result<Option<Duration>> {
+        self.device.call("read time of event", |_| self.raw().time_since(earlier.raw()))
+    }
+
     /// Waits until all operations before it are done.
     ///
     /// # Errors
@@ -87,6 +96,28 @@ impl Device {
     /// If the driver refuses.
     pub fn event(&self) -> Result<Event> {
         let raw = self.call("create event", |driver| driver.event())?;
+        Ok(Event(Point::new(self.clone(), raw)))
+    }
+
+    /// Creates an event that keeps the time at which its point was reached: for
+    /// [`Point::time_since`]. Its record costs the device slightly more.
+    ///
+    /// ```
+    /// let device = gpu::Device::open("emulated:0".parse()?)?;
+    /// let (begin, end) = (device.event_with_time()?, device.event_with_time()?);
+    /// let (stream, memory) = (device.stream()?, device.allocate(4096)?);
+    /// stream.record(&begin)?;
+    /// stream.fill(&memory.whole(), 1)?;
+    /// stream.record(&end)?;
+    /// end.wait(gpu::DEFAULT_TIMEOUT)?;
+    /// assert!(end.time_since(&begin)?.is_some());
+    /// # Ok::<(), gpu::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn event_with_time(&self) -> Result<Event> {
+        let raw = self.call("create event", |driver| driver.event_with_time())?;
         Ok(Event(Point::new(self.clone(), raw)))
     }
 }

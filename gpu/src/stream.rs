@@ -258,6 +258,16 @@ impl Stream {
         self.begin("record event", &[], None, |raw| raw.record(event.raw()))
     }
 
+    /// Returns whether the stream is being captured into a graph: its operations are not carried out
+    /// now.
+    ///
+    /// # Errors
+    /// If the device failed.
+    pub fn is_capturing(&self) -> Result<bool> {
+        self.device.driver("query capture")?;
+        self.raw().is_capturing()
+    }
+
     /// Later operations on this stream wait for the event, or for a point of another stream.
     /// The caller does not wait. Such a wait has no deadline of its own.
     ///

@@ -346,4 +346,8 @@ impl DeviceDriver for Device {
     fn event(&self) -> Result<Arc<dyn EventDriver>> {
         Ok(Arc::new(Event::new(&self.context)?))
     }
+
+    fn event_with_time(&self) -> Result<Arc<dyn EventDriver>> {
+        Ok(Arc::new(Event::with_time(&self.context)?))
+    }
 }

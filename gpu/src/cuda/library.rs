@@ -124,6 +124,7 @@ functions! {
     event_destroy = "cuEventDestroy_v2": fn(sys::CUevent);
     event_record = "cuEventRecord": fn(sys::CUevent, sys::CUstream);
     event_query = "cuEventQuery": fn(sys::CUevent);
+    event_elapsed_time = "cuEventElapsedTime": fn(*mut f32, sys::CUevent, sys::CUevent);
 
     module_load = "cuModuleLoadData": fn(*mut sys::CUmodule, *const c_void);
     module_unload = "cuModuleUnload": fn(sys::CUmodule);

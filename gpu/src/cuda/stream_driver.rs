@@ -4,6 +4,7 @@
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use cudarc::driver::sys;
 use threads::lock;
@@ -57,17 +58,23 @@ impl Stream {
             return Err(Error::new(operation, ErrorKind::NotSupported, detail));
         }
         let raw: sys::CUstream = ptr::with_exposed_provenance_mut(handle as usize);
-        let mut capturing = 0;
-        // SAFETY: alive, by the caller's promise; space for a number.
-        context.call(operation, |functions| unsafe {
-            (functions.stream_is_capturing)(raw, &raw mut capturing)
-        })?;
-        if capturing != 0 {
+        let (context, accumulator) = (Arc::clone(context), OnceLock::new());
+        // Alive, by the caller's promise.
+        let adopted = Self { context, raw, is_adopted: true, accumulator };
+        if adopted.asks_whether_captured(operation)? {
             let detail = "the stream is being captured into a graph";
             return Err(Error::new(operation, ErrorKind::NotSupported, detail));
         }
-        let (context, accumulator) = (Arc::clone(context), OnceLock::new());
-        Ok(Self { context, raw, is_adopted: true, accumulator })
+        Ok(adopted)
+    }
+
+    fn asks_whether_captured(&self, operation: &'static str) -> Result<bool> {
+        let mut status = 0;
+        // SAFETY: alive; space for a number.
+        self.context.call(operation, |functions| unsafe {
+            (functions.stream_is_capturing)(self.raw, &raw mut status)
+        })?;
+        Ok(status != 0)
     }
 
     fn accumulator(&self) -> Result<Address> {
@@ -206,6 +213,10 @@ impl StreamDriver for Stream {
         self.context
             .is_ready("query stream", |functions| unsafe { (functions.stream_query)(self.raw) })
     }
+
+    fn is_capturing(&self) -> Result<bool> {
+        self.asks_whether_captured("query capture")
+    }
 }
 
 #[derive(Debug)]
@@ -222,10 +233,18 @@ unsafe impl Sync for Event {}
 impl Event {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
         const WITHOUT_TIME: u32 = 2;
+        Self::with_flags(context, WITHOUT_TIME)
+    }
+
+    pub(super) fn with_time(context: &Arc<Context>) -> Result<Self> {
+        Self::with_flags(context, 0)
+    }
+
+    fn with_flags(context: &Arc<Context>, flags: u32) -> Result<Self> {
         let mut raw = ptr::null_mut();
         context.call("create event", |functions| {
             // SAFETY: space for a handle.
-            unsafe { (functions.event_create)(&raw mut raw, WITHOUT_TIME) }
+            unsafe { (functions.event_create)(&raw mut raw, flags) }
         })?;
         Ok(Self { context: Arc::clone(context), raw })
     }
@@ -236,6 +255,17 @@ impl EventDriver for Event {
         // SAFETY: alive.
         self.context
             .is_ready("query event", |functions| unsafe { (functions.event_query)(self.raw) })
+    }
+
+    fn time_since(&self, earlier: &dyn EventDriver) -> Result<Option<Duration>> {
+        let operation = "read time of event";
+        let earlier: &Self = driver::downcast(operation, earlier)?;
+        let mut milliseconds = 0.0_f32;
+        // SAFETY: both are alive; space for a number.
+        let is_ready = self.context.is_ready(operation, |functions| unsafe {
+            (functions.event_elapsed_time)(&raw mut milliseconds, earlier.raw, self.raw)
+        })?;
+        Ok(is_ready.then(|| Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3)))
     }
 }
 

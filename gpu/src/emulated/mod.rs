@@ -321,6 +321,10 @@ impl DeviceDriver for Device {
         Ok(Arc::new(stream_thread::Event::default()))
     }
 
+    fn event_with_time(&self) -> Result<Arc<dyn EventDriver>> {
+        self.event()
+    }
+
     fn is_event_done(&self, event: &dyn EventDriver) -> Result<bool> {
         self.state().check_fault(Fault::Points, "query event", "event queries")?;
         event.is_done()

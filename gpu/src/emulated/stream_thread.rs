@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,8 @@ struct EventState {
     recorded: AtomicU64,
     reached: AtomicU64,
     has_failed: AtomicU64,
+    /// When the last point was reached, in nanoseconds since the first one of all events.
+    reached_at: AtomicU64,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -43,6 +45,20 @@ impl EventDriver for Event {
         }
         Ok(is_reached)
     }
+
+    fn time_since(&self, earlier: &dyn EventDriver) -> Result<Option<Duration>> {
+        let earlier: &Self = driver::downcast("read time of event", earlier)?;
+        if !self.is_done()? || !earlier.is_done()? {
+            return Ok(None);
+        }
+        let at = |event: &Self| event.0.reached_at.load(Ordering::Acquire);
+        Ok(Some(Duration::from_nanos(at(self).saturating_sub(at(earlier)))))
+    }
+}
+
+fn nanoseconds() -> u64 {
+    static FIRST: OnceLock<Instant> = OnceLock::new();
+    FIRST.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
 impl Event {
@@ -159,6 +175,10 @@ impl StreamDriver for Stream {
         self.push(Operation::Wait { event: event.clone(), point })
     }
 
+    fn is_capturing(&self) -> Result<bool> {
+        Ok(false)
+    }
+
     fn is_done(&self) -> Result<bool> {
         let queue = lock(&self.work_queue.queue);
         if queue.has_failed {
@@ -212,6 +232,7 @@ fn perform(work_queue: &WorkQueue, operation: Operation, has_failed: bool) -> bo
             if has_failed {
                 points.has_failed.store(1, Ordering::Release);
             }
+            points.reached_at.store(nanoseconds(), Ordering::Release);
             points.reached.fetch_max(*point, Ordering::AcqRel);
             return true;
         }

@@ -76,7 +76,7 @@ cases! {
         streams_dropped_at_exit_are_not_waited_for;
     points:
         point_is_reached_after_all_earlier_operations, point_may_be_dropped_at_any_time,
-        memory_is_released_by_point_queries_alone;
+        memory_is_released_by_point_queries_alone, time_passes_from_one_event_to_a_later_one;
     waiting:
         other_streams_run_while_one_waits, frees_are_deferred_until_no_stream_waits,
         frees_are_deferred_for_foreign_streams, memory_is_free_at_once_without_waiting_streams;

@@ -86,3 +86,26 @@ pub fn memory_is_released_by_point_queries_alone(fixture: &Fixture) -> Result<()
     }
     Ok(())
 }
+
+pub fn time_passes_from_one_event_to_a_later_one(fixture: &Fixture) -> Result<(), Skip> {
+    let length = if fixture.is_emulated() { 1 << 20 } else { 1 << 30 };
+    let (from, to) =
+        (fixture.first.allocate(length).unwrap(), fixture.first.allocate(length).unwrap());
+    let stream = fixture.first.stream().unwrap();
+    assert!(!stream.is_capturing().unwrap());
+    let [begin, end, last] = [(); 3].map(|()| fixture.first.event_with_time().unwrap());
+    slow(fixture, Duration::from_millis(10));
+    stream.record(&begin).unwrap();
+    for _ in 0..4 {
+        stream.copy(&to.whole(), &from.whole()).unwrap();
+    }
+    stream.record(&end).unwrap();
+    assert_eq!(end.time_since(&begin).unwrap(), None, "it is not reached yet");
+    stream.record(&last).unwrap();
+    last.wait(DEFAULT_TIMEOUT).unwrap();
+    slow(fixture, Duration::ZERO);
+    let copies = end.time_since(&begin).unwrap().unwrap();
+    let all = last.time_since(&begin).unwrap().unwrap();
+    assert!(copies > Duration::from_micros(100) && copies <= all, "{copies:?} of {all:?}");
+    Ok(())
+}
