@@ -102,6 +102,24 @@ pub struct DeviceDomain {
     copy_streams: Vec<Stream>,
 }
 
+/// Gives up the operations of a [`DeviceDomain`], also while another thread starts one.
+#[derive(Debug, Clone)]
+pub struct DeviceAbort {
+    members: Arc<Members>,
+    state: Segment,
+}
+
+impl DeviceAbort {
+    /// Gives up all operations that run, on this rank; the domain is over for all ranks. Without effect
+    /// in a forked child, and after the end of the domain.
+    pub fn abort(&self) {
+        if self.members.check_fork("abort").is_ok() {
+            self.members.fail(Failure::Left { rank: self.members.rank() });
+            stop_devices(&self.state);
+        }
+    }
+}
+
 fn of_device(operation: &'static str) -> impl Fn(gpu::Error) -> Error {
     move |error| Error::caused_by(operation, ErrorKind::Failed, error)
 }
@@ -208,10 +226,18 @@ impl DeviceDomain {
         self.agreement.outcomes()
     }
 
-    /// Gives up all operations that run, on this rank; the domain is over for all ranks.
-    pub fn abort(&self) {
-        self.members.fail(Failure::Left { rank: self.rank() });
-        stop_devices(&self.state);
+    /// A handle that gives up the operations of this rank, from any thread.
+    #[must_use]
+    pub fn abort_handle(&self) -> DeviceAbort {
+        DeviceAbort { members: Arc::clone(&self.members), state: self.state.clone() }
+    }
+
+    /// Returns whether an operation that this rank had started was given up by its device: then the
+    /// results of it and of later ones are not valid.
+    #[must_use]
+    pub fn has_given_up(&self) -> bool {
+        use ipc::Words;
+        self.state.words().load(FAILED as usize / 8, std::sync::atomic::Ordering::Acquire) != 0
     }
 
     /// Checks whether operations were given up.

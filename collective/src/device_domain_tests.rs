@@ -219,3 +219,36 @@ fn operation_of_devices_is_given_up_when_a_rank_is_killed() {
     let error = unsafe { domain.start(&call, &stream) }.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::RankFailed);
 }
+
+#[test]
+fn operation_of_devices_is_given_up_when_another_thread_aborts() {
+    run(2, |rank| {
+        let Rank { mut domain, stream, input, output } = rank;
+        let pointer = |memory: &Memory| {
+            std::ptr::with_exposed_provenance_mut::<u8>(memory.address() as usize)
+        };
+        let call = CollectiveCall {
+            input: pointer(&input),
+            output: pointer(&output),
+            ..call(Operation::AllGather, Blocks::One(1000), Blocks::Each(1000))
+        };
+        if domain.rank() == 1 {
+            // It does not call, and the other one gives up.
+            while domain.check("test").is_ok() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            return;
+        }
+        // SAFETY: both have more bytes, and are kept until the end.
+        #[allow(unsafe_code)]
+        unsafe {
+            domain.start(&call, &stream).unwrap();
+        }
+        assert!(!stream.is_done().unwrap() && !domain.has_given_up());
+        let abort = domain.abort_handle();
+        thread::spawn(move || abort.abort()).join().unwrap();
+        stream.synchronize(Duration::from_millis(500)).unwrap();
+        assert!(domain.has_given_up());
+        assert_eq!(domain.check("test").unwrap_err().kind(), ErrorKind::Closed);
+    });
+}

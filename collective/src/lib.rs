@@ -2,7 +2,7 @@
 //!
 //! Modules, each importing only those before it: `error`, `element`, `operation`,
 //! `domain_key`, `call`, `parameters`, `statistics`, `controller`, `saved_parameters`,
-//! `rendezvous`, `members`, `param_table`, `domain_options`, `param_store`, `peer_memory`, `place`, `host_steps`,
+//! `rendezvous`, `members`, `param_table`, `domain_options`, `param_store`, `choice_log`, `peer_memory`, `place`, `host_steps`,
 //! `host_operations`, `collective_call`, `block_lengths`, `machine_domain`, `topology`,
 //! `replicated_parameters`, `liveness`, `remote_ranks`, `introduction`, `remote_steps`, `remote_operations`,
 //! `machines`, `domain`, `peer_watch`, `buffer_agreement`, `device_domain`.
@@ -10,6 +10,9 @@
 mod block_lengths;
 mod buffer_agreement;
 mod call;
+mod choice_log;
+#[cfg(test)]
+mod choice_log_tests;
 mod collective_call;
 mod controller;
 #[cfg(test)]
@@ -57,9 +60,10 @@ mod topology;
 
 pub use buffer_agreement::DirectOutcomes;
 pub use call::Call;
+pub use choice_log::{Choice, ChoiceLog};
 pub use collective_call::{Blocks, CollectiveCall};
 pub use controller::{Change, Choices, Controller};
-pub use device_domain::DeviceDomain;
+pub use device_domain::{DeviceAbort, DeviceDomain};
 pub use domain::CommDomain;
 pub use domain_key::CommDomainKey;
 pub use domain_options::DomainOptions;

@@ -16,11 +16,14 @@ pub enum Algorithm {
     /// Two exchanges, too, but ranks read the memory of each other, instead of chunks that these copy to
     /// common memory.
     Direct,
+    /// The operation of another library, which programs with a choice carry out themselves.
+    Library,
 }
 
 impl Algorithm {
     /// All algorithms.
-    pub const ALL: [Self; 4] = [Self::Automatic, Self::OneStep, Self::TwoStep, Self::Direct];
+    pub const ALL: [Self; 5] =
+        [Self::Automatic, Self::OneStep, Self::TwoStep, Self::Direct, Self::Library];
 
     /// Name in reports and options: `two-step`.
     #[must_use]
@@ -30,6 +33,7 @@ impl Algorithm {
             Self::OneStep => "one-step",
             Self::TwoStep => "two-step",
             Self::Direct => "direct",
+            Self::Library => "library",
         }
     }
 }
@@ -166,7 +170,7 @@ pub(crate) mod tests {
         for parameters in invalid {
             assert_eq!(Parameters::decode(parameters.encode()), None);
         }
-        let unknown_algorithm = Parameters::default().encode() | 4 << 8;
+        let unknown_algorithm = Parameters::default().encode() | 5 << 8;
         assert_eq!(Parameters::decode(unknown_algorithm), None);
     }
 }

@@ -37,6 +37,7 @@ module fabricast_collective
     integer(c_int32_t), parameter, public :: FABRICAST_ALGORITHM_ONE_STEP = 1
     integer(c_int32_t), parameter, public :: FABRICAST_ALGORITHM_TWO_STEP = 2
     integer(c_int32_t), parameter, public :: FABRICAST_ALGORITHM_DIRECT = 3
+    integer(c_int32_t), parameter, public :: FABRICAST_ALGORITHM_LIBRARY = 4
 
     ! ------------------------------------------------------------------ types, structures
 

@@ -1366,6 +1366,7 @@ typedef struct fabricast_domain fabricast_domain;
 #define FABRICAST_ALGORITHM_ONE_STEP 1  /* each rank reads all that it needs from each other rank */
 #define FABRICAST_ALGORITHM_TWO_STEP 2  /* each rank reduces its part, then the parts are gathered */
 #define FABRICAST_ALGORITHM_DIRECT 3    /* the same, but ranks read the memory of each other */
+#define FABRICAST_ALGORITHM_LIBRARY 4   /* that of another library, for programs with a choice */
 
 /* The parameters of an operation, which are the same on all ranks. Does not grow. */
 typedef struct fabricast_parameters {

@@ -98,7 +98,7 @@ pub(crate) fn saved_parameters(
 ///
 /// `alpha` is the share of the bytes that the fast path moves, in thousandths; 2**`chunk_bits` bytes are
 /// moved at once, and a path uses `stripes` streams or links: 0 is the default of both. `algorithm` is
-/// "automatic", "one-step", "two-step" or "direct".
+/// "automatic", "one-step", "two-step", "direct" or, for operations of another library, "library".
 ///
 /// >>> from fabricast.collective import Parameters
 /// >>> Parameters(algorithm="two-step")

@@ -13,7 +13,7 @@ __version__: str
 # An array of any library.
 _A = TypeVar("_A")
 _ReduceOp: TypeAlias = Literal["sum", "product", "min", "max", "mean"]
-_Algorithm: TypeAlias = Literal["automatic", "one-step", "two-step", "direct"]
+_Algorithm: TypeAlias = Literal["automatic", "one-step", "two-step", "direct", "library"]
 
 # Any: a type of NumPy, PyTorch or ml_dtypes, or its name.
 _Dtype: TypeAlias = Any
