@@ -1,0 +1,128 @@
+//! Operations of CUDA devices, by a device domain.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use collective::{CommDomainKey, DeviceDomain, DomainOptions};
+use gpu::{Device, Event, Stream};
+
+use crate::engine::{AbortHandle, Engine, Mark};
+use crate::error::{Error, Result};
+use crate::request::{Request, StreamHandle};
+
+/// Events that are kept for reuse.
+const MAX_SPARE: usize = 256;
+/// Streams of the program that are kept. Programs have few.
+const MAX_STREAMS: usize = 64;
+
+#[derive(Debug)]
+pub(crate) struct DeviceEngine {
+    /// Dropped first: they wait for what was started on them.
+    streams: HashMap<StreamHandle, Stream>,
+    last: Option<Event>,
+    spare: Vec<Event>,
+    domain: DeviceDomain,
+}
+
+impl DeviceEngine {
+    pub(crate) fn join(
+        key: &CommDomainKey,
+        rank: u32,
+        options: &DomainOptions,
+        device: &Device,
+    ) -> Result<Self> {
+        let domain = DeviceDomain::join(key, rank, device, options)?;
+        Ok(Self { streams: HashMap::new(), last: None, spare: Vec::new(), domain })
+    }
+
+    /// The stream of a handle. An error for one that is captured, or is that of each thread.
+    fn stream(&mut self, handle: StreamHandle) -> Result<&Stream> {
+        if !self.streams.contains_key(&handle) {
+            if self.streams.len() >= MAX_STREAMS {
+                // All marks of theirs are reached soon: each operation ends with one.
+                self.streams.clear();
+            }
+            // SAFETY: the program passed it with this operation. It may destroy it later: then its last point,
+            // which each operation has, is all that is used.
+            let stream = unsafe { self.domain.device().adopt_stream(handle as u64) }?;
+            self.streams.insert(handle, stream);
+        }
+        self.streams.get(&handle).ok_or_else(|| Error::Unavailable("no stream".to_owned()))
+    }
+
+    fn event(&mut self) -> Result<Event> {
+        match self.spare.pop() {
+            Some(event) => Ok(event),
+            None => Ok(self.domain.device().event_with_time()?),
+        }
+    }
+}
+
+impl Engine for DeviceEngine {
+    fn is_left(&mut self, stream: StreamHandle) -> bool {
+        match self.stream(stream) {
+            Ok(stream) => stream.is_capturing().unwrap_or(false),
+            Err(Error::Device(error)) => error.kind() == gpu::ErrorKind::NotSupported,
+            Err(_) => false,
+        }
+    }
+
+    unsafe fn run(&mut self, request: &Request, stream: StreamHandle) -> Result<()> {
+        self.stream(stream)?;
+        let Self { streams, domain, .. } = self;
+        if let Some(stream) = streams.get(&stream) {
+            // SAFETY: the caller's promise.
+            unsafe { domain.start(&request.call(), stream) }?;
+        }
+        if self.last.is_none() {
+            self.last = Some(self.domain.device().event()?);
+        }
+        if let (Some(last), Some(stream)) = (&self.last, self.streams.get(&stream)) {
+            stream.record(last)?;
+        }
+        Ok(())
+    }
+
+    fn mark(&mut self, stream: StreamHandle) -> Result<Mark> {
+        let event = self.event()?;
+        self.stream(stream)?.record(&event)?;
+        Ok(Mark::Event(event))
+    }
+
+    fn order(&mut self, stream: StreamHandle, after: &Mark) -> Result<()> {
+        if let Mark::Event(event) = after {
+            self.stream(stream)?.wait_for(event)?;
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, mark: Mark) {
+        if let (Mark::Event(event), true) = (mark, self.spare.len() < MAX_SPARE) {
+            self.spare.push(event);
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        Ok(self.domain.check("check communicator")?)
+    }
+
+    fn check_started(&self) -> Result<()> {
+        let is_done = match &self.last {
+            Some(last) => last.is_done()? && !self.domain.has_given_up(),
+            None => true,
+        };
+        if is_done { Ok(()) } else { self.check() }
+    }
+
+    fn abort_handle(&self) -> AbortHandle {
+        AbortHandle::Device(self.domain.abort_handle())
+    }
+
+    fn drain(&mut self, timeout: Duration) -> Result<()> {
+        match &self.last {
+            Some(last) => Ok(last.wait(timeout)?),
+            None => Ok(()),
+        }
+    }
+}

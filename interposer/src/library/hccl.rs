@@ -1,0 +1,163 @@
+//! The functions of HCCL, and the synchronization of its streams.
+#![allow(unsafe_code, non_snake_case, unreachable_pub)]
+
+use std::ffi::c_void;
+
+use collective::{DataType, Operation, ReduceOp};
+
+use super::loader::{Originals, at_exit, replaced};
+use crate::communicator::digest;
+use crate::engine::{Engine, Join};
+use crate::error::Result;
+use crate::interposer::{Code, Interposer, Library};
+use crate::request::{ElementType, PointToPoint, Request};
+use crate::settings::settings;
+use crate::timer_engine::TimerEngine;
+
+static HCCL: Originals = Originals::new("libhccl.so", c"libhccl.so", "FABRICAST_HCCL_LIBRARY");
+static ACL: Originals =
+    Originals::new("libascendcl.so", c"libascendcl.so", "FABRICAST_ASCENDCL_LIBRARY");
+static INTERPOSER: Interposer<Hccl> = Interposer::new();
+
+type Comm = *mut c_void;
+type Stream = *mut c_void;
+/// `HcclRootInfo`.
+type RootInfo = [u8; 4108];
+
+#[derive(Debug)]
+struct Hccl;
+
+impl Library for Hccl {
+    const NAME: &'static str = "hccl";
+    const SUCCESS: Code = 0;
+    const INTERNAL_ERROR: Code = 4;
+    const SYSTEM_ERROR: Code = 8;
+    const REMOTE_ERROR: Code = 21;
+    const HAS_OPERATIONS: bool = false;
+
+    fn element(data_type: i32) -> Option<ElementType> {
+        Some(ElementType::Reducible(match data_type {
+            0 => DataType::I8,
+            1 => DataType::I16,
+            2 => DataType::I32,
+            3 => DataType::F16,
+            4 => DataType::F32,
+            5 => DataType::I64,
+            6 => DataType::U64,
+            7 => DataType::U8,
+            8 => DataType::U16,
+            9 => DataType::U32,
+            10 => DataType::F64,
+            11 => DataType::Bf16,
+            _ => return None,
+        }))
+    }
+
+    fn reduce_op(op: i32) -> Option<ReduceOp> {
+        Some(match op {
+            0 => ReduceOp::Sum,
+            1 => ReduceOp::Product,
+            2 => ReduceOp::Max,
+            3 => ReduceOp::Min,
+            _ => return None,
+        })
+    }
+
+    fn prepare(_handle: usize) -> Result<Join> {
+        Ok(Box::new(|_, _, _| Ok(Box::new(TimerEngine::default()) as Box<dyn Engine>)))
+    }
+
+    fn send_or_receive(_handle: usize, _one: &PointToPoint) -> Code {
+        Self::SYSTEM_ERROR
+    }
+}
+
+fn address(pointer: *const c_void) -> usize {
+    pointer.expose_provenance()
+}
+
+/// A request, or the reason why it is left.
+fn request(
+    operation: Operation,
+    data_type: i32,
+    op: Option<i32>,
+    count: u64,
+) -> std::result::Result<Request, &'static str> {
+    let element = Hccl::element(data_type).ok_or("unknown type")?;
+    let count = usize::try_from(count).map_err(|_| "too many elements")?;
+    let made = match op {
+        None => Request::moving(operation, element, count, 0, 0),
+        Some(op) => {
+            let op = Hccl::reduce_op(op).ok_or("custom reduction")?;
+            Request::reducing(operation, element, op, count, 0, 0)
+        }
+    };
+    made.ok_or("too many elements")
+}
+
+replaced! { HCCL, Hccl;
+    fn HcclCommInitRootInfo(ranks: u32, info: *const RootInfo, rank: u32, place: *mut Comm) |original| {
+        extern "C" fn report() {
+            INTERPOSER.report();
+        }
+        static REPORT: std::sync::Once = std::sync::Once::new();
+        if settings().report().is_some() {
+            REPORT.call_once(|| at_exit(report));
+        }
+        let code = original();
+        // SAFETY: the program's places, which HCCL has accepted.
+        let (info, comm) = unsafe { (info.as_ref(), place.as_ref()) };
+        if let (Hccl::SUCCESS, Some(info), Some(comm)) = (code, info, comm) {
+            INTERPOSER.add(address(*comm), ranks, rank, digest(info.iter().copied()), None);
+        }
+        code
+    };
+    fn HcclCommDestroy(comm: Comm) |original| {
+        INTERPOSER.remove(address(comm));
+        original()
+    };
+    fn HcclAllReduce(
+        send: *mut c_void, receive: *mut c_void, count: u64, data_type: i32, op: i32, comm: Comm,
+        stream: Stream
+    ) |original| {
+        let request = request(Operation::AllReduce, data_type, Some(op), count);
+        INTERPOSER.operation(address(comm), request, address(stream), original)
+    };
+    fn HcclReduceScatter(
+        send: *mut c_void, receive: *mut c_void, count: u64, data_type: i32, op: i32, comm: Comm,
+        stream: Stream
+    ) |original| {
+        let request = request(Operation::ReduceScatter, data_type, Some(op), count);
+        INTERPOSER.operation(address(comm), request, address(stream), original)
+    };
+    fn HcclAllGather(
+        send: *mut c_void, receive: *mut c_void, count: u64, data_type: i32, comm: Comm,
+        stream: Stream
+    ) |original| {
+        let request = request(Operation::AllGather, data_type, None, count);
+        INTERPOSER.operation(address(comm), request, address(stream), original)
+    };
+    fn HcclBroadcast(
+        buffer: *mut c_void, count: u64, data_type: i32, root: u32, comm: Comm, stream: Stream
+    ) |original| {
+        let request = request(Operation::Broadcast, data_type, None, count);
+        INTERPOSER.operation(address(comm), request, address(stream), original)
+    };
+    fn HcclAlltoAll(
+        send: *const c_void, count: u64, data_type: i32, receive: *const c_void,
+        receive_count: u64, receive_type: i32, comm: Comm, stream: Stream
+    ) |original| {
+        let request = request(Operation::AllToAll, data_type, None, count);
+        INTERPOSER.operation(address(comm), request, address(stream), original)
+    };
+}
+
+replaced! { ACL, Hccl;
+    fn aclrtSynchronizeStream(stream: Stream) |original| {
+        let code = original();
+        if code == 0 {
+            INTERPOSER.synchronized(address(stream));
+        }
+        code
+    };
+}
