@@ -339,8 +339,10 @@ impl ChoiceLog {
                     .then_some(word & ((1 << TIME_BITS) - 1))
             };
             let times: Option<Vec<u64>> = (0..ranks).map(time_of).collect();
+            // To ask whether processes have ended takes longer than all else.
+            let has_ended = || (0..ranks).any(|rank| members.has_ended(rank));
             let is_lost =
-                || last - number >= SLOTS / 2 || (0..ranks).any(|it| members.has_ended(it));
+                || last - number >= SLOTS / 2 || last.is_multiple_of(SAMPLED) && has_ended();
             match times {
                 Some(times) if times.iter().all(|time| *time > 0) => {
                     let longest = times.into_iter().max().unwrap_or(0);

@@ -232,6 +232,12 @@ impl DeviceDomain {
         DeviceAbort { members: Arc::clone(&self.members), state: self.state.clone() }
     }
 
+    /// The point behind the last operation that this rank has started.
+    #[must_use]
+    pub fn last(&self) -> Option<&Point> {
+        self.last.as_ref()
+    }
+
     /// Returns whether an operation that this rank had started was given up by its device: then the
     /// results of it and of later ones are not valid.
     #[must_use]

@@ -20,7 +20,6 @@ const MAX_STREAMS: usize = 64;
 pub(crate) struct DeviceEngine {
     /// Dropped first: they wait for what was started on them.
     streams: HashMap<StreamHandle, Stream>,
-    last: Option<Event>,
     spare: Vec<Event>,
     domain: DeviceDomain,
 }
@@ -33,7 +32,7 @@ impl DeviceEngine {
         device: &Device,
     ) -> Result<Self> {
         let domain = DeviceDomain::join(key, rank, device, options)?;
-        Ok(Self { streams: HashMap::new(), last: None, spare: Vec::new(), domain })
+        Ok(Self { streams: HashMap::new(), spare: Vec::new(), domain })
     }
 
     /// The stream of a handle. An error for one that is captured, or is that of each thread.
@@ -75,12 +74,6 @@ impl Engine for DeviceEngine {
             // SAFETY: the caller's promise.
             unsafe { domain.start(&request.call(), stream) }?;
         }
-        if self.last.is_none() {
-            self.last = Some(self.domain.device().event()?);
-        }
-        if let (Some(last), Some(stream)) = (&self.last, self.streams.get(&stream)) {
-            stream.record(last)?;
-        }
         Ok(())
     }
 
@@ -108,7 +101,7 @@ impl Engine for DeviceEngine {
     }
 
     fn check_started(&self) -> Result<()> {
-        let is_done = match &self.last {
+        let is_done = match self.domain.last() {
             Some(last) => last.is_done()? && !self.domain.has_given_up(),
             None => true,
         };
@@ -120,7 +113,7 @@ impl Engine for DeviceEngine {
     }
 
     fn drain(&mut self, timeout: Duration) -> Result<()> {
-        match &self.last {
+        match self.domain.last() {
             Some(last) => Ok(last.wait(timeout)?),
             None => Ok(()),
         }

@@ -7,6 +7,7 @@ use collective::Choice;
 
 use crate::communicator::Communicator;
 use crate::engine::Mark;
+use crate::error::{Error, Result};
 use crate::request::{PointToPoint, Request, StreamHandle};
 
 /// An operation of a group that has a number.
@@ -39,26 +40,6 @@ impl Entry {
     ) -> Self {
         let communicator = Arc::clone(communicator);
         Self { communicator, choice, stream, request: None, begin }
-    }
-
-    pub(crate) fn communicator(&self) -> &Arc<Communicator> {
-        &self.communicator
-    }
-
-    pub(crate) fn choice(&self) -> &Choice {
-        &self.choice
-    }
-
-    pub(crate) fn stream(&self) -> StreamHandle {
-        self.stream
-    }
-
-    pub(crate) fn request(&self) -> Option<&Request> {
-        self.request.as_ref()
-    }
-
-    pub(crate) fn take_begin(&mut self) -> Option<Mark> {
-        self.begin.take()
     }
 }
 
@@ -109,9 +90,43 @@ pub(crate) fn take_point_to_point() -> Vec<PointsToPoints> {
 }
 
 /// Ends the innermost group. Returns the operations, if it was the outermost one.
-pub(crate) fn end() -> Vec<Entry> {
+fn end() -> Vec<Entry> {
     GROUP.with_borrow_mut(|group| {
         group.depth = group.depth.saturating_sub(1);
         if group.depth > 0 { Vec::new() } else { std::mem::take(&mut group.entries) }
     })
+}
+
+/// Ends a group whose operations are not carried out; `error` if those of the others are.
+pub(crate) fn discard(error: Option<&Error>) {
+    for Entry { communicator, choice, request, .. } in end() {
+        communicator.discard(&choice);
+        if let (Some(error), Some(_)) = (error, request) {
+            communicator.give_up(error.clone());
+        }
+    }
+}
+
+/// Ends a group whose operations of the library have been started: starts those of this project, in their order.
+pub(crate) fn run() -> Result<()> {
+    let mut entries = end();
+    // Of several operations that begin together, none has a time of its own.
+    let of_library = |entry: &&Entry| entry.request.is_none();
+    let mut alone: Vec<bool> = Vec::with_capacity(entries.len());
+    for Entry { communicator, .. } in &entries {
+        let is_same = |other: &&Entry| Arc::ptr_eq(&other.communicator, communicator);
+        alone.push(entries.iter().filter(of_library).filter(is_same).count() == 1);
+    }
+    for (entry, is_alone) in entries.iter_mut().zip(alone) {
+        if entry.request.is_none() {
+            let begin = entry.begin.take().filter(|_| is_alone);
+            entry.communicator.end(&entry.choice, entry.stream, begin);
+        }
+    }
+    // All are tried: a failed communicator does not keep others waiting.
+    let run = |Entry { communicator, choice, stream, request, .. }: &Entry| match request {
+        Some(request) => communicator.run(choice, request, *stream),
+        None => Ok(()),
+    };
+    entries.iter().map(run).fold(Ok(()), Result::and)
 }

@@ -88,14 +88,16 @@ impl<L: Library> Interposer<L> {
         communicator.report();
     }
 
-    /// A communicator is about to be aborted. Another thread may be starting an operation.
-    pub(crate) fn abort(&self, handle: usize, is_removed: bool) {
-        let Some(communicator) = self.find(handle) else { return };
+    /// A communicator is about to be aborted. Another thread may be starting an operation. The returned one is
+    /// dropped when the library has aborted its own operations.
+    pub(crate) fn abort(&self, handle: usize, is_removed: bool) -> Option<Arc<Communicator>> {
+        let communicator = self.find(handle)?;
         communicator.abort();
         if is_removed {
             lock(&self.communicators).remove(&handle);
             communicator.report();
         }
+        Some(communicator)
     }
 
     /// The code of operations that failed; None if none did.
@@ -172,38 +174,11 @@ impl<L: Library> Interposer<L> {
             }
         }
         let code = original();
-        let mut entries = group::end();
         if code != L::SUCCESS {
-            for entry in &entries {
-                entry.communicator().discard(entry.choice());
-                if entry.request().is_some() {
-                    entry.communicator().give_up(Error::Group);
-                }
-            }
+            group::discard(Some(&Error::Group));
             return code;
         }
-        let is_alone = |entry: &Entry| {
-            let of_library = entries.iter().filter(|other| {
-                other.request().is_none() && Arc::ptr_eq(other.communicator(), entry.communicator())
-            });
-            of_library.count() == 1
-        };
-        // Of several operations that begin together, none has a time of its own.
-        let are_alone: Vec<bool> = entries.iter().map(is_alone).collect();
-        let of_library = entries.iter_mut().zip(are_alone).filter(|(it, _)| it.request().is_none());
-        for (entry, is_alone) in of_library {
-            let begin = entry.take_begin().filter(|_| is_alone);
-            entry.communicator().end(entry.choice(), entry.stream(), begin);
-        }
-        let mut result = L::SUCCESS;
-        for entry in &entries {
-            let Some(request) = entry.request() else { continue };
-            let run = entry.communicator().run(entry.choice(), request, entry.stream());
-            if let (Err(error), true) = (run, result == L::SUCCESS) {
-                result = code_of::<L>(&error);
-            }
-        }
-        result
+        group::run().map_or_else(|error| code_of::<L>(&error), |()| L::SUCCESS)
     }
 
     /// The end of a group whose operations are not carried out.
@@ -212,9 +187,7 @@ impl<L: Library> Interposer<L> {
         if group::is_outermost() {
             drop(group::take_point_to_point());
         }
-        for entry in group::end() {
-            entry.communicator().discard(entry.choice());
-        }
+        group::discard(None);
         code
     }
 

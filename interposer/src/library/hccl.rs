@@ -21,6 +21,7 @@ static INTERPOSER: Interposer<Hccl> = Interposer::new();
 
 type Comm = *mut c_void;
 type Stream = *mut c_void;
+type Buffer = *mut c_void;
 /// `HcclRootInfo`.
 type RootInfo = [u8; 4108];
 
@@ -116,40 +117,30 @@ replaced! { HCCL, Hccl;
         INTERPOSER.remove(address(comm));
         original()
     };
-    fn HcclAllReduce(
-        send: *mut c_void, receive: *mut c_void, count: u64, data_type: i32, op: i32, comm: Comm,
-        stream: Stream
-    ) |original| {
-        let request = request(Operation::AllReduce, data_type, Some(op), count);
-        INTERPOSER.operation(address(comm), request, address(stream), original)
+}
+
+/// Functions of collective operations, and their requests.
+macro_rules! collectives {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) => $request:expr;)*) => {
+        replaced! { HCCL, Hccl;
+            $(fn $name($($argument: $type),*, comm: Comm, stream: Stream) |original| {
+                INTERPOSER.operation(address(comm), $request, address(stream), original)
+            };)*
+        }
     };
-    fn HcclReduceScatter(
-        send: *mut c_void, receive: *mut c_void, count: u64, data_type: i32, op: i32, comm: Comm,
-        stream: Stream
-    ) |original| {
-        let request = request(Operation::ReduceScatter, data_type, Some(op), count);
-        INTERPOSER.operation(address(comm), request, address(stream), original)
-    };
-    fn HcclAllGather(
-        send: *mut c_void, receive: *mut c_void, count: u64, data_type: i32, comm: Comm,
-        stream: Stream
-    ) |original| {
-        let request = request(Operation::AllGather, data_type, None, count);
-        INTERPOSER.operation(address(comm), request, address(stream), original)
-    };
-    fn HcclBroadcast(
-        buffer: *mut c_void, count: u64, data_type: i32, root: u32, comm: Comm, stream: Stream
-    ) |original| {
-        let request = request(Operation::Broadcast, data_type, None, count);
-        INTERPOSER.operation(address(comm), request, address(stream), original)
-    };
-    fn HcclAlltoAll(
-        send: *const c_void, count: u64, data_type: i32, receive: *const c_void,
-        receive_count: u64, receive_type: i32, comm: Comm, stream: Stream
-    ) |original| {
-        let request = request(Operation::AllToAll, data_type, None, count);
-        INTERPOSER.operation(address(comm), request, address(stream), original)
-    };
+}
+
+collectives! {
+    fn HcclAllReduce(from: Buffer, to: Buffer, count: u64, element: i32, op: i32) =>
+        request(Operation::AllReduce, element, Some(op), count);
+    fn HcclReduceScatter(from: Buffer, to: Buffer, count: u64, element: i32, op: i32) =>
+        request(Operation::ReduceScatter, element, Some(op), count);
+    fn HcclAllGather(from: Buffer, to: Buffer, count: u64, element: i32) =>
+        request(Operation::AllGather, element, None, count);
+    fn HcclBroadcast(buffer: Buffer, count: u64, element: i32, root: u32) =>
+        request(Operation::Broadcast, element, None, count);
+    fn HcclAlltoAll(from: Buffer, count: u64, element: i32, to: Buffer, to_count: u64, to_element: i32) =>
+        request(Operation::AllToAll, element, None, count);
 }
 
 replaced! { ACL, Hccl;

@@ -24,6 +24,8 @@ static INTERPOSER: Interposer<Nccl> = Interposer::new();
 
 type Comm = *mut c_void;
 type Stream = *mut c_void;
+type From = *const c_void;
+type To = *mut c_void;
 
 /// `ncclUniqueId`, which functions get by value.
 #[repr(C)]
@@ -41,7 +43,6 @@ pub struct Config {
 }
 
 const NON_BLOCKING: &str = "it is non-blocking";
-const NO_RANKS: &str = "its rank is not known";
 
 #[derive(Debug)]
 struct Nccl;
@@ -150,13 +151,15 @@ thread_local! {
 #[derive(Debug, Clone, Copy)]
 struct Made {
     place: *mut Comm,
-    ranks: c_int,
-    rank: c_int,
+    /// The number of ranks and the rank; None if NCCL has to be asked.
+    ranks: Option<[c_int; 2]>,
     seed: u64,
+    /// Why it is left to NCCL.
+    reason: Option<&'static str>,
 }
 
 impl Made {
-    fn add(&self, reason: Option<&str>) {
+    fn add(&self) {
         extern "C" fn report() {
             INTERPOSER.report();
         }
@@ -169,21 +172,23 @@ impl Made {
         if comm.is_null() {
             return;
         }
-        let known = u32::try_from(self.ranks).ok().zip(u32::try_from(self.rank).ok());
-        let (ranks, rank) = known.unwrap_or((0, 0));
-        let reason = if known.is_none() { Some(NO_RANKS) } else { reason };
+        let [ranks, rank] = self.ranks.unwrap_or_else(|| ranks_of(comm)).map(u32::try_from);
+        let (ranks, rank, reason) = match (ranks, rank) {
+            (Ok(ranks), Ok(rank)) => (ranks, rank, self.reason),
+            _ => (0, 0, Some("its rank is not known")),
+        };
         INTERPOSER.add(address(comm), ranks, rank, self.seed, reason);
     }
 
     /// After the original function, whose code this is.
-    fn done(self, code: Code, reason: Option<&str>) -> Code {
+    fn done(self, code: Code) -> Code {
         if code != Nccl::SUCCESS || self.place.is_null() {
             return code;
         }
         if group::is_open() {
             MADE_IN_GROUP.with_borrow_mut(|all| all.push(self));
         } else {
-            self.add(reason);
+            self.add();
         }
         code
     }
@@ -198,17 +203,14 @@ fn reason_of(config: *const Config) -> Option<&'static str> {
 }
 
 /// The number of ranks and the rank of a communicator; -1 if they are not known.
-fn ranks_of(place: *mut Comm) -> [c_int; 2] {
+fn ranks_of(comm: Comm) -> [c_int; 2] {
     let count = original!(NCCL, ncclCommCount: fn(Comm, *mut c_int) -> Code);
     let rank = original!(NCCL, ncclCommUserRank: fn(Comm, *mut c_int) -> Code);
-    // SAFETY: null, or NCCL has stored the communicator there.
-    let comm = unsafe { place.as_ref() }.copied().filter(|comm| !comm.is_null());
     [count, rank].map(|function| {
-        let (Some(function), Some(comm)) = (function, comm) else { return -1 };
         let mut number = -1;
         // SAFETY: a communicator; space for a number.
-        let code = unsafe { function(comm, &raw mut number) };
-        if code == Nccl::SUCCESS { number } else { -1 }
+        let code = function.map(|function| unsafe { function(comm, &raw mut number) });
+        if code == Some(Nccl::SUCCESS) { number } else { -1 }
     })
 }
 
@@ -251,16 +253,48 @@ fn digest_of(ids: &[UniqueId]) -> u64 {
     digest(ids.iter().flat_map(|id| id.0))
 }
 
+/// Functions of collective operations, and their requests.
+macro_rules! collectives {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) => $request:expr;)*) => {
+        replaced! { NCCL, Nccl;
+            $(fn $name($($argument: $type),*, comm: Comm, stream: Stream) |original| {
+                INTERPOSER.operation(address(comm), $request, address(stream), original)
+            };)*
+        }
+    };
+}
+
+collectives! {
+    fn ncclAllReduce(from: From, to: To, count: usize, element: c_int, op: c_int) =>
+        reducing(Operation::AllReduce, element, op, count, from, to);
+    fn ncclReduceScatter(from: From, to: To, count: usize, element: c_int, op: c_int) =>
+        reducing(Operation::ReduceScatter, element, op, count, from, to);
+    fn ncclReduce(from: From, to: To, count: usize, element: c_int, op: c_int, root: c_int) =>
+        rooted(reducing(Operation::Reduce, element, op, count, from, to), root);
+    fn ncclAllGather(from: From, to: To, count: usize, element: c_int) =>
+        moving(Operation::AllGather, element, count, from, to);
+    fn ncclAlltoAll(from: From, to: To, count: usize, element: c_int) =>
+        moving(Operation::AllToAll, element, count, from, to);
+    fn ncclBroadcast(from: From, to: To, count: usize, element: c_int, root: c_int) =>
+        rooted(moving(Operation::Broadcast, element, count, from, to), root);
+    fn ncclBcast(buffer: To, count: usize, element: c_int, root: c_int) =>
+        rooted(moving(Operation::Broadcast, element, count, buffer, buffer), root);
+    fn ncclGather(from: From, to: To, count: usize, element: c_int, root: c_int) =>
+        rooted(moving(Operation::Gather, element, count, from, to), root);
+    fn ncclScatter(from: From, to: To, count: usize, element: c_int, root: c_int) =>
+        rooted(moving(Operation::Scatter, element, count, from, to), root);
+}
+
 replaced! { NCCL, Nccl;
     fn ncclCommInitRank(place: *mut Comm, ranks: c_int, id: UniqueId, rank: c_int) |original| {
-        let made = Made { place, ranks, rank, seed: digest_of(&[id]) };
-        made.done(original(), reason_of(std::ptr::null()))
+        let (ranks, seed) = (Some([ranks, rank]), digest_of(&[id]));
+        Made { place, ranks, seed, reason: reason_of(std::ptr::null()) }.done(original())
     };
     fn ncclCommInitRankConfig(
         place: *mut Comm, ranks: c_int, id: UniqueId, rank: c_int, config: *mut Config
     ) |original| {
-        let made = Made { place, ranks, rank, seed: digest_of(&[id]) };
-        made.done(original(), reason_of(config))
+        let (ranks, seed) = (Some([ranks, rank]), digest_of(&[id]));
+        Made { place, ranks, seed, reason: reason_of(config) }.done(original())
     };
     fn ncclCommInitRankScalable(
         place: *mut Comm, ranks: c_int, rank: c_int, count: c_int, ids: *const UniqueId,
@@ -273,15 +307,15 @@ replaced! { NCCL, Nccl;
         }
         // SAFETY: so many ids of the program, which NCCL has accepted.
         let seed = digest_of(unsafe { std::slice::from_raw_parts(ids, count) });
-        Made { place, ranks, rank, seed }.done(code, reason_of(config))
+        Made { place, ranks: Some([ranks, rank]), seed, reason: reason_of(config) }.done(code)
     };
     fn ncclCommInitAll(places: *mut Comm, count: c_int, devices: *const c_int) |original| {
         let code = original();
-        for number in 0..usize::try_from(count).unwrap_or(0) {
+        for rank in 0..count.max(0) {
             // SAFETY: NCCL has stored so many communicators.
-            let place = unsafe { places.add(number) };
-            let rank = c_int::try_from(number).unwrap_or(0);
-            Made { place, ranks: count, rank, seed: 0 }.done(code, Some("its ranks are in one process"));
+            let place = unsafe { places.add(rank.cast_unsigned() as usize) };
+            let reason = Some("its ranks are in one process");
+            Made { place, ranks: Some([count, rank]), seed: 0, reason }.done(code);
         }
         code
     };
@@ -289,24 +323,20 @@ replaced! { NCCL, Nccl;
         comm: Comm, color: c_int, key: c_int, place: *mut Comm, config: *mut Config
     ) |original| {
         let parent = INTERPOSER.find(address(comm));
-        let seed = parent.as_ref().map(|parent| parent.split_seed(color));
-        let code = original();
-        let is_blocking = parent.is_some_and(|parent| !parent.is_left_because(NON_BLOCKING));
-        let reason = match seed {
+        let seed = parent.as_ref().map_or(0, |parent| parent.split_seed(color));
+        let reason = match parent {
             None => Some("its parent is not known"),
-            Some(_) if !is_blocking => Some(NON_BLOCKING),
+            Some(parent) if parent.is_left_because(NON_BLOCKING) => Some(NON_BLOCKING),
             Some(_) => reason_of(config),
         };
-        let [ranks, rank] = if code == Nccl::SUCCESS { ranks_of(place) } else { [-1; 2] };
-        Made { place, ranks, rank, seed: seed.unwrap_or(0) }.done(code, reason)
+        Made { place, ranks: None, seed, reason }.done(original())
     };
     fn ncclCommShrink(
         comm: Comm, excluded: *mut c_int, count: c_int, place: *mut Comm, config: *mut Config,
         flags: c_int
     ) |original| {
-        let code = original();
-        let [ranks, rank] = if code == Nccl::SUCCESS { ranks_of(place) } else { [-1; 2] };
-        Made { place, ranks, rank, seed: 0 }.done(code, Some("it was made by ncclCommShrink"))
+        let reason = Some("it was made by ncclCommShrink");
+        Made { place, ranks: None, seed: 0, reason }.done(original())
     };
     fn ncclCommFinalize(comm: Comm) |original| {
         if let Some(found) = INTERPOSER.find(address(comm)) {
@@ -319,11 +349,14 @@ replaced! { NCCL, Nccl;
         original()
     };
     fn ncclCommAbort(comm: Comm) |original| {
-        INTERPOSER.abort(address(comm), true);
-        original()
+        // It waits for operations behind those of NCCL, which this ends.
+        let removed = INTERPOSER.abort(address(comm), true);
+        let code = original();
+        drop(removed);
+        code
     };
     fn ncclCommRevoke(comm: Comm, flags: c_int) |original| {
-        INTERPOSER.abort(address(comm), false);
+        drop(INTERPOSER.abort(address(comm), false));
         original()
     };
     fn ncclCommGetAsyncError(comm: Comm, result: *mut c_int) |original| {
@@ -339,69 +372,6 @@ replaced! { NCCL, Nccl;
         code
     };
 
-    fn ncclAllReduce(
-        send: *const c_void, receive: *mut c_void, count: usize, data_type: c_int, op: c_int,
-        comm: Comm, stream: Stream
-    ) |original| {
-        let request = reducing(Operation::AllReduce, data_type, op, count, send, receive);
-        INTERPOSER.operation(address(comm), request, address(stream), original)
-    };
-    fn ncclReduce(
-        send: *const c_void, receive: *mut c_void, count: usize, data_type: c_int, op: c_int,
-        root: c_int, comm: Comm, stream: Stream
-    ) |original| {
-        let request = reducing(Operation::Reduce, data_type, op, count, send, receive);
-        INTERPOSER.operation(address(comm), rooted(request, root), address(stream), original)
-    };
-    fn ncclReduceScatter(
-        send: *const c_void, receive: *mut c_void, count: usize, data_type: c_int, op: c_int,
-        comm: Comm, stream: Stream
-    ) |original| {
-        let request = reducing(Operation::ReduceScatter, data_type, op, count, send, receive);
-        INTERPOSER.operation(address(comm), request, address(stream), original)
-    };
-    fn ncclAllGather(
-        send: *const c_void, receive: *mut c_void, count: usize, data_type: c_int, comm: Comm,
-        stream: Stream
-    ) |original| {
-        let request = moving(Operation::AllGather, data_type, count, send, receive);
-        INTERPOSER.operation(address(comm), request, address(stream), original)
-    };
-    fn ncclBroadcast(
-        send: *const c_void, receive: *mut c_void, count: usize, data_type: c_int, root: c_int,
-        comm: Comm, stream: Stream
-    ) |original| {
-        let request = moving(Operation::Broadcast, data_type, count, send, receive);
-        INTERPOSER.operation(address(comm), rooted(request, root), address(stream), original)
-    };
-    fn ncclBcast(
-        buffer: *mut c_void, count: usize, data_type: c_int, root: c_int, comm: Comm,
-        stream: Stream
-    ) |original| {
-        let request = moving(Operation::Broadcast, data_type, count, buffer, buffer);
-        INTERPOSER.operation(address(comm), rooted(request, root), address(stream), original)
-    };
-    fn ncclAlltoAll(
-        send: *const c_void, receive: *mut c_void, count: usize, data_type: c_int, comm: Comm,
-        stream: Stream
-    ) |original| {
-        let request = moving(Operation::AllToAll, data_type, count, send, receive);
-        INTERPOSER.operation(address(comm), request, address(stream), original)
-    };
-    fn ncclGather(
-        send: *const c_void, receive: *mut c_void, count: usize, data_type: c_int, root: c_int,
-        comm: Comm, stream: Stream
-    ) |original| {
-        let request = moving(Operation::Gather, data_type, count, send, receive);
-        INTERPOSER.operation(address(comm), rooted(request, root), address(stream), original)
-    };
-    fn ncclScatter(
-        send: *const c_void, receive: *mut c_void, count: usize, data_type: c_int, root: c_int,
-        comm: Comm, stream: Stream
-    ) |original| {
-        let request = moving(Operation::Scatter, data_type, count, send, receive);
-        INTERPOSER.operation(address(comm), rooted(request, root), address(stream), original)
-    };
     fn ncclSend(
         buffer: *const c_void, count: usize, data_type: c_int, peer: c_int, comm: Comm,
         stream: Stream
@@ -430,9 +400,11 @@ replaced! { NCCL, Nccl;
         let is_outermost = group::is_outermost();
         let code = INTERPOSER.group_end(original);
         if is_outermost {
-            let made = MADE_IN_GROUP.take();
-            if code == Nccl::SUCCESS {
-                made.iter().for_each(|one| one.add(Some("it was made in a group")));
+            // Several would wait for each other's ranks, one after the other.
+            let (made, several) = (MADE_IN_GROUP.take(), Some("it was made in a group with others"));
+            let is_one = made.len() == 1;
+            for made in made.into_iter().filter(|_| code == Nccl::SUCCESS) {
+                Made { reason: if is_one { made.reason } else { several }, ..made }.add();
             }
         }
         code
