@@ -119,3 +119,89 @@ impl Engine for DeviceEngine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use collective::{DataType, Operation, ReduceOp};
+    use testkit::temp_dir::TempDir;
+
+    use super::*;
+    use crate::request::ElementType;
+
+    const COUNT: usize = 10_000;
+
+    /// Joins two ranks, which are threads with an emulated device.
+    fn run(name: &str, each: impl Fn(u32, DeviceEngine) + Sync) {
+        let directory = TempDir::new(name);
+        let options = DomainOptions::new().directory(&directory);
+        let key = CommDomainKey::of_first_ranks(2);
+        std::thread::scope(|scope| {
+            for rank in 0..2 {
+                let (options, key, each) = (&options, &key, &each);
+                scope.spawn(move || {
+                    let device = Device::open(gpu::DeviceName::emulated(rank)).unwrap();
+                    each(rank, DeviceEngine::join(key, rank, options, &device).unwrap());
+                });
+            }
+        });
+    }
+
+    fn sum(memory: &gpu::Memory) -> Request {
+        let address = memory.address() as usize;
+        let element = ElementType::Reducible(DataType::U8);
+        let operation = Operation::AllReduce;
+        Request::reducing(operation, element, ReduceOp::Sum, COUNT, address, address).unwrap()
+    }
+
+    #[test]
+    fn operations_of_a_device_are_carried_out_and_measured() {
+        run("engine-measured", |rank, mut engine| {
+            let device = engine.domain.device().clone();
+            let memory = device.allocate(COUNT as u64).unwrap();
+            let stream = device.stream().unwrap();
+            stream.fill(&memory.whole(), rank as u8 + 1).unwrap();
+            stream.synchronize(gpu::DEFAULT_TIMEOUT).unwrap();
+            // The device emulates its default stream only.
+            assert!(!engine.is_left(0) && engine.is_left(5));
+            for times in 0..3 {
+                let begin = engine.mark(0).unwrap();
+                // SAFETY: memory that is kept until the end.
+                unsafe { engine.run(&sum(&memory), 0) }.unwrap();
+                let end = engine.mark(0).unwrap();
+                engine.order(0, &end).unwrap();
+                engine.drain(gpu::DEFAULT_TIMEOUT).unwrap();
+                engine.check_started().unwrap();
+                let Mark::Event(event) = &end else { panic!("{end:?}") };
+                event.wait(gpu::DEFAULT_TIMEOUT).unwrap();
+                assert!(engine.elapsed(&begin, &end).unwrap().is_some());
+                engine.forget(begin);
+                engine.forget(end);
+                assert_eq!(engine.spare.len(), 2, "after {times} others");
+            }
+            let mut found = vec![0; COUNT];
+            stream.download(&memory.whole(), &mut found, gpu::DEFAULT_TIMEOUT).unwrap();
+            assert!(found.iter().all(|byte| *byte == 12));
+        });
+    }
+
+    #[test]
+    fn abort_is_a_failure_of_started_operations() {
+        run("engine-aborted", |rank, mut engine| {
+            if rank == 1 {
+                // It has started none, so nothing of it has failed.
+                while engine.check().is_ok() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                engine.check_started().unwrap();
+                return;
+            }
+            let memory = engine.domain.device().allocate(COUNT as u64).unwrap();
+            // SAFETY: memory that is kept until the end.
+            unsafe { engine.run(&sum(&memory), 0) }.unwrap();
+            engine.check_started().unwrap();
+            engine.abort_handle().abort();
+            engine.drain(gpu::DEFAULT_TIMEOUT).unwrap();
+            assert!(engine.check_started().is_err());
+        });
+    }
+}

@@ -1,5 +1,6 @@
 //! Programs of a fake NCCL and a fake HCCL (`fake_nccl/`), which preload this library. Each rank is a process.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -10,7 +11,54 @@ use testkit::temp_dir::TempDir;
 const TIMEOUT: Duration = Duration::from_secs(60);
 const FORCE_OURS: (&str, &str) = ("FABRICAST_NCCL_FORCE", "ours");
 
-/// Compiled programs and libraries, and a directory for the ranks.
+macro_rules! needs_a_compiler {
+    () => {
+        if std::env::var_os("TEST_EMULATOR").is_some() {
+            testkit::skip!("the C compiler does not target the emulated processor");
+        }
+    };
+}
+
+/// The folder of the compiled programs and libraries. All tests share it: a compiler takes longer than most.
+fn compiled() -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_nccl");
+    let sources = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut sources: Vec<_> = sources.collect();
+    sources.sort();
+    let mut hasher = DefaultHasher::new();
+    sources.iter().for_each(|path| std::fs::read(path).unwrap().hash(&mut hasher));
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let folder_of = |name: &str| place.join(format!("fake_nccl-{:016x}{name}", hasher.finish()));
+    let found = folder_of("");
+    if found.exists() {
+        return found;
+    }
+    let new = folder_of(&format!("-{}", std::process::id()));
+    std::fs::create_dir_all(&new).unwrap();
+    let compile = |output: &str, arguments: &str| {
+        let compiler = std::env::var("CC").unwrap_or("cc".to_owned());
+        let mut command = Command::new(compiler);
+        command.args(["-O1", "-Wall", "-Wextra", "-Werror", "-o"]).arg(new.join(output));
+        command.current_dir(&folder).args(arguments.split(' ')).arg("-L").arg(&new);
+        // Libraries follow the files that need them.
+        command.args(
+            ["-l:libhccl.so", "-l:libnccl.so.2"].iter().filter(|it| new.join(&it[3..]).exists()),
+        );
+        let status = command.status().expect("a C compiler, which builds need as well");
+        assert!(status.success(), "{output}");
+    };
+    compile("libnccl.so.2", "-shared -fPIC -Wl,-soname,libnccl.so.2 nccl.c elements.c -lm");
+    compile("program", "program.c -lpthread");
+    compile("libhccl.so", "-shared -fPIC -Wl,-soname,libhccl.so hccl.c");
+    compile("hccl_program", "hccl_program.c");
+    if std::fs::rename(&new, &found).is_err() {
+        // Another test was faster.
+        std::fs::remove_dir_all(&new).unwrap();
+    }
+    found
+}
+
+/// Ranks of a program, and a directory for them.
 struct Job {
     directory: TempDir,
     name: String,
@@ -32,36 +80,12 @@ impl Job {
         let name = format!("{name}-{}", std::process::id());
         let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         let variables = variables.iter().map(own).collect();
-        let job = Self { directory, name, ranks, program: "program", variables };
-        let shared = ["-shared", "-fPIC", "-Wl,-soname,libnccl.so.2"];
-        job.compile("libnccl.so.2", &shared, &["nccl.c", "elements.c"], &["-lm"]);
-        job.compile("program", &[], &["program.c"], &["-l:libnccl.so.2", "-lpthread"]);
-        job
+        Self { directory, name, ranks, program: "program", variables }
     }
 
     /// Programs of HCCL.
-    fn of_hccl(mut self) -> Self {
-        self.compile("libhccl.so", &["-shared", "-fPIC"], &["hccl.c"], &["-l:libnccl.so.2"]);
-        let libraries = ["-l:libhccl.so", "-l:libnccl.so.2"];
-        self.compile("hccl_program", &[], &["hccl_program.c"], &libraries);
-        self.program = "hccl_program";
-        self
-    }
-
-    fn compile(&self, output: &str, options: &[&str], sources: &[&str], libraries: &[&str]) {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_nccl");
-        let compiler = std::env::var("CC").unwrap_or("cc".to_owned());
-        let status = Command::new(compiler)
-            .args(["-O1", "-Wall", "-Wextra", "-Werror"])
-            .args(options)
-            .arg("-o")
-            .arg(self.directory.join(output))
-            .args(sources.iter().map(|source| folder.join(source)))
-            .arg(format!("-L{}", self.directory.display()))
-            .args(libraries)
-            .status()
-            .expect("a C compiler, which builds need as well");
-        assert!(status.success(), "{output}");
+    fn of_hccl(self) -> Self {
+        Self { program: "hccl_program", ..self }
     }
 
     fn report_path(&self, rank: u32) -> PathBuf {
@@ -72,11 +96,11 @@ impl Job {
         let this = std::env::current_exe().unwrap();
         let library = this.with_file_name("libfabricast_nccl.so");
         assert!(library.exists(), "{}", library.display());
-        let mut command = Command::new(self.directory.join(self.program));
+        let mut command = Command::new(compiled().join(self.program));
         command
             .args([rank.to_string(), self.ranks.to_string(), self.name.clone()])
             .args(commands)
-            .env("LD_LIBRARY_PATH", &*self.directory)
+            .env("LD_LIBRARY_PATH", compiled())
             .env("LD_PRELOAD", library)
             .env("FABRICAST_DIRECTORY", self.directory.join("runtime"))
             .env("FABRICAST_NCCL_REPORT", self.report_path(rank))
@@ -143,6 +167,7 @@ impl Job {
 
 #[test]
 fn ours_gives_right_results_for_all_operations_and_types() {
+    needs_a_compiler!();
     let job = Job::new("ours", 2, &[FORCE_OURS]);
     let lines = job.succeed(&["all", "operations"]);
     assert_eq!(lines[0], ["all done", "0 operations of NCCL"]);
@@ -158,6 +183,7 @@ fn ours_gives_right_results_for_all_operations_and_types() {
 
 #[test]
 fn measured_choices_are_right_and_the_same_on_all_ranks() {
+    needs_a_compiler!();
     let job = Job::new("measured", 3, &[]);
     job.succeed(&["all", "reduce:60", "all"]);
     let (ours, other) = job.counts("");
@@ -166,6 +192,7 @@ fn measured_choices_are_right_and_the_same_on_all_ranks() {
 
 #[test]
 fn faster_library_is_chosen_by_all_ranks() {
+    needs_a_compiler!();
     let job = Job::new("slow-nccl", 2, &[("FAKE_NCCL_DELAY_US", "2000")]);
     job.succeed(&["reduce:60"]);
     let (ours, other) = job.counts("all-reduce");
@@ -182,6 +209,7 @@ fn faster_library_is_chosen_by_all_ranks() {
 
 #[test]
 fn operations_are_switched_off_one_by_one() {
+    needs_a_compiler!();
     let job = Job::new("listed", 2, &[FORCE_OURS, ("FABRICAST_NCCL_OPERATIONS", "all-gather")]);
     job.succeed(&["all"]);
     let (ours, other) = job.counts("");
@@ -198,6 +226,7 @@ fn operations_are_switched_off_one_by_one() {
 
 #[test]
 fn groups_keep_the_order_of_their_operations() {
+    needs_a_compiler!();
     for (name, variables) in [("group-ours", &[FORCE_OURS][..]), ("group-measured", &[])] {
         let job = Job::new(name, 2, variables);
         job.succeed(&["groups", "reduce:20", "groups"]);
@@ -208,6 +237,7 @@ fn groups_keep_the_order_of_their_operations() {
 
 #[test]
 fn sends_and_receives_become_an_all_to_all_on_request() {
+    needs_a_compiler!();
     let job = Job::new("sends-left", 3, &[FORCE_OURS]);
     assert_eq!(job.succeed(&["sends", "operations"])[0][1], "20 operations of NCCL");
     let composed = [("FABRICAST_NCCL_SEND_RECV", "1")];
@@ -221,6 +251,7 @@ fn sends_and_receives_become_an_all_to_all_on_request() {
 
 #[test]
 fn captured_streams_and_custom_reductions_are_left() {
+    needs_a_compiler!();
     let job = Job::new("left", 2, &[FORCE_OURS]);
     let lines = job.succeed(&["capture", "custom", "reduce:5", "operations"]);
     assert_eq!(lines[1][3], "11 operations of NCCL");
@@ -232,6 +263,7 @@ fn captured_streams_and_custom_reductions_are_left() {
 
 #[test]
 fn communicators_are_destroyed_made_again_and_split() {
+    needs_a_compiler!();
     let job = Job::new("again", 4, &[FORCE_OURS]);
     let commands = ["reduce:5", "again", "reduce:5", "split", "reduce:5", "destroy", "operations"];
     let lines = job.succeed(&commands);
@@ -246,6 +278,7 @@ fn communicators_are_destroyed_made_again_and_split() {
 
 #[test]
 fn unsuitable_communicators_are_left_with_the_reason() {
+    needs_a_compiler!();
     let reason_of = |job: Job, commands: &[&str]| {
         job.succeed(commands);
         job.report(0)
@@ -272,6 +305,7 @@ fn unsuitable_communicators_are_left_with_the_reason() {
 
 #[test]
 fn abort_ends_the_wait_of_another_thread() {
+    needs_a_compiler!();
     let job = Job::new("abort", 2, &[FORCE_OURS]);
     let lines = job.succeed(&["reduce:5", "abort"]);
     assert_ne!(lines[0][1], "code 0");
@@ -281,6 +315,7 @@ fn abort_ends_the_wait_of_another_thread() {
 
 #[test]
 fn killed_rank_is_an_error_of_the_others() {
+    needs_a_compiler!();
     let job = Job::new("death", 3, &[FORCE_OURS]);
     let began = Instant::now();
     let outcomes = job.run(&["reduce:5", "death"]);
@@ -293,12 +328,13 @@ fn killed_rank_is_an_error_of_the_others() {
 
 #[test]
 fn malformed_variables_give_one_warning_each() {
+    needs_a_compiler!();
     let job = Job::new("malformed", 2, &[("FABRICAST_NCCL_FORCE", "both")]);
     let mut other = job.start(1, &["reduce:20"]);
     let this = std::env::current_exe().unwrap();
-    let output = Command::new(job.directory.join("program"))
+    let output = Command::new(compiled().join("program"))
         .args(["0", "2", &job.name, "reduce:20"])
-        .env("LD_LIBRARY_PATH", &*job.directory)
+        .env("LD_LIBRARY_PATH", compiled())
         .env("LD_PRELOAD", this.with_file_name("libfabricast_nccl.so"))
         .env("FABRICAST_DIRECTORY", job.directory.join("runtime"))
         .env("FABRICAST_NCCL_FORCE", "both")
@@ -317,6 +353,7 @@ fn malformed_variables_give_one_warning_each() {
 
 #[test]
 fn operations_of_hccl_are_agreed_on_and_measured() {
+    needs_a_compiler!();
     let job = Job::new("hccl", 2, &[FORCE_OURS]).of_hccl();
     assert_eq!(job.succeed(&[]), [["done"], ["done"]]);
     for operation in ["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast"] {

@@ -103,15 +103,15 @@ static void moves(int type, size_t count) {
 }
 
 static void all_operations(void) {
-    static const size_t counts[] = {1, 1000, 33333};
+    static const size_t counts[] = {1, 1000, 9999};
     for (int type = 0; type < ncclNumTypes; type++) {
         for (int number = 0; number < 3; number++) moves(type, counts[number]);
         if (type == ncclFloat8e4m3) continue;
         for (int op = 0; op < ncclNumOps; op++) {
-            if (op != ncclAvg || (ranks & (ranks - 1)) == 0) reductions(type, op, op == ncclSum ? 33333 : 1000);
+            if (op != ncclAvg || (ranks & (ranks - 1)) == 0) reductions(type, op, op == ncclSum ? 9999 : 1000);
         }
     }
-    moves(ncclFloat32, 300000);
+    moves(ncclFloat32, 100000);
 }
 
 static void reduce_often(int times) {
@@ -163,7 +163,7 @@ static void send_and_receive(void) {
 }
 
 static void *abort_later(void *unused) {
-    usleep(300000);
+    usleep(100000);
     NEED(ncclCommAbort(comm));
     return unused;
 }
@@ -214,7 +214,10 @@ static void run(const char *command, const char *id) {
         NEED(ncclCommFinalize(comm));
         NEED(ncclCommDestroy(comm));
         snprintf(other, sizeof other, "%s-again", id);
+        /* As PyTorch does. */
+        NEED(ncclGroupStart());
         initialize(other, NULL);
+        NEED(ncclGroupEnd());
     } else if (strcmp(command, "non-blocking") == 0) {
         ncclConfig_t config = {sizeof config, 0xcafebeef, 22800, 0};
         NEED(ncclCommDestroy(comm));
@@ -235,7 +238,7 @@ static void run(const char *command, const char *id) {
         return;
     } else if (strcmp(command, "death") == 0) {
         if (rank == 1) {
-            usleep(300000);
+            usleep(100000);
             kill(getpid(), SIGKILL);
         }
         print_failure(ncclAllReduce(from, to, 1000, ncclFloat32, ncclSum, comm, stream));
