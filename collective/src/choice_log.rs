@@ -39,7 +39,9 @@ const NO: u64 = 2;
 /// Of the word of a choice: the index of the candidate, and whether rank 0 has settled on it.
 const INDEX: u64 = 0x7f;
 const SETTLED: u64 = 0x80;
-const CHOICE_BITS: u32 = 8;
+/// A check of the key is above them.
+const CHECK_BIT: u32 = 8;
+const CHOICE_BITS: u32 = 16;
 /// Of the word of a time: nanoseconds, below the last bits of the number of the operation.
 const TIME_BITS: u32 = 36;
 
@@ -143,6 +145,11 @@ fn required_words(ranks: u32) -> usize {
     at_time(ranks, 0, ranks)
 }
 
+/// A check by which most ranks that enter different operations find that.
+fn check_of(key: OpKey) -> u8 {
+    digest([key.row().into()]) as u8
+}
+
 /// The word of a time; 0 nanoseconds if there is none.
 fn encode_time(number: u64, time: Option<Duration>) -> u64 {
     let most = (1_u64 << TIME_BITS) - 1;
@@ -240,6 +247,7 @@ impl ChoiceLog {
     ///
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) with that rank: the log is of no use any more.
+    /// [`Mismatch`](ErrorKind::Mismatch) if another rank has entered one of another key, as far as that is noticed;
     /// [`Malformed`](ErrorKind::Malformed) if the others went on without this rank.
     pub fn enter(&mut self, key: OpKey, bytes: u64, timeout: Duration) -> Result<Choice> {
         const OPERATION: &str = "enter operation";
@@ -255,14 +263,19 @@ impl ChoiceLog {
         let chosen = loop {
             let found = self.words.load(at, Acquire);
             if found >> CHOICE_BITS == number {
-                break found;
+                if (found >> CHECK_BIT) as u8 == check_of(key) {
+                    break found;
+                }
+                let detail = format!("operation {number} of another rank is not {key}");
+                return Err(Error::new(OPERATION, ErrorKind::Mismatch, detail));
             }
             if found >> CHOICE_BITS > number {
                 let detail = "other ranks went on without this one";
                 return Err(Error::new(OPERATION, ErrorKind::Malformed, detail));
             }
             let proposal = self.words.load(at_row(key.row(), ranks), Acquire);
-            let word = number << CHOICE_BITS | proposal & (INDEX | SETTLED);
+            let check = u64::from(check_of(key)) << CHECK_BIT;
+            let word = number << CHOICE_BITS | check | proposal & (INDEX | SETTLED);
             let _ = self.words.compare_exchange(at, found, word);
         };
         let is_measured = chosen & SETTLED == 0 || number.is_multiple_of(SAMPLED);

@@ -134,3 +134,20 @@ fn ranks_with_another_setup_are_refused() {
         assert_eq!(other.join().unwrap(), ErrorKind::VersionMismatch);
     });
 }
+
+#[test]
+fn ranks_that_enter_different_operations_find_that() {
+    let directory = TempDir::new("log-mismatch");
+    let enter = |rank: u32, operation| {
+        let mut log = join(2, rank, &directory);
+        let first = log.enter(key(Operation::AllReduce), 8, TIMEOUT);
+        first.and_then(|_| log.enter(key(operation), 8, TIMEOUT)).err().map(|error| error.kind())
+    };
+    let kinds = std::thread::scope(|scope| {
+        let other = scope.spawn(|| enter(1, Operation::Reduce));
+        [enter(0, Operation::AllReduce), other.join().unwrap()]
+    });
+    // The rank that came first does not know.
+    let mismatch = Some(ErrorKind::Mismatch);
+    assert!([[None, mismatch], [mismatch, None]].contains(&kinds), "{kinds:?}");
+}

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use collective::ReduceOp;
@@ -48,12 +49,22 @@ pub(crate) trait Library: Sized + 'static {
 #[derive(Debug)]
 pub(crate) struct Interposer<L> {
     communicators: LazyLock<Mutex<HashMap<usize, Arc<Communicator>>>>,
+    has_report: AtomicBool,
     library: PhantomData<fn() -> L>,
 }
 
 impl<L: Library> Interposer<L> {
     pub(crate) const fn new() -> Self {
-        Self { communicators: LazyLock::new(Mutex::default), library: PhantomData }
+        Self {
+            communicators: LazyLock::new(Mutex::default),
+            has_report: AtomicBool::new(false),
+            library: PhantomData,
+        }
+    }
+
+    /// Returns whether the caller has to arrange the report at the end of the process.
+    pub(crate) fn begins_report(&self) -> bool {
+        settings().report().is_some() && !self.has_report.swap(true, Ordering::Relaxed)
     }
 
     /// A communicator was made. `reason` says why its operations are left to the library.

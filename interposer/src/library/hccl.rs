@@ -11,7 +11,6 @@ use crate::engine::{Engine, Join};
 use crate::error::Result;
 use crate::interposer::{Code, Interposer, Library};
 use crate::request::{ElementType, PointToPoint, Request};
-use crate::settings::settings;
 use crate::timer_engine::TimerEngine;
 
 static HCCL: Originals = Originals::new("libhccl.so", c"libhccl.so", "FABRICAST_HCCL_LIBRARY");
@@ -25,6 +24,14 @@ type Buffer = *mut c_void;
 /// `HcclRootInfo`.
 type RootInfo = [u8; 4108];
 
+/// Types and reductions, by their numbers.
+#[rustfmt::skip]
+const ELEMENTS: [DataType; 12] = [
+    DataType::I8, DataType::I16, DataType::I32, DataType::F16, DataType::F32, DataType::I64,
+    DataType::U64, DataType::U8, DataType::U16, DataType::U32, DataType::F64, DataType::Bf16,
+];
+const REDUCTIONS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Max, ReduceOp::Min];
+
 #[derive(Debug)]
 struct Hccl;
 
@@ -37,31 +44,12 @@ impl Library for Hccl {
     const HAS_OPERATIONS: bool = false;
 
     fn element(data_type: i32) -> Option<ElementType> {
-        Some(ElementType::Reducible(match data_type {
-            0 => DataType::I8,
-            1 => DataType::I16,
-            2 => DataType::I32,
-            3 => DataType::F16,
-            4 => DataType::F32,
-            5 => DataType::I64,
-            6 => DataType::U64,
-            7 => DataType::U8,
-            8 => DataType::U16,
-            9 => DataType::U32,
-            10 => DataType::F64,
-            11 => DataType::Bf16,
-            _ => return None,
-        }))
+        let found = ELEMENTS.get(usize::try_from(data_type).ok()?).copied();
+        found.map(ElementType::Reducible)
     }
 
     fn reduce_op(op: i32) -> Option<ReduceOp> {
-        Some(match op {
-            0 => ReduceOp::Sum,
-            1 => ReduceOp::Product,
-            2 => ReduceOp::Max,
-            3 => ReduceOp::Min,
-            _ => return None,
-        })
+        REDUCTIONS.get(usize::try_from(op).ok()?).copied()
     }
 
     fn prepare(_handle: usize) -> Result<Join> {
@@ -101,10 +89,7 @@ replaced! { HCCL, Hccl;
         extern "C" fn report() {
             INTERPOSER.report();
         }
-        static REPORT: std::sync::Once = std::sync::Once::new();
-        if settings().report().is_some() {
-            REPORT.call_once(|| at_exit(report));
-        }
+        at_exit(&INTERPOSER, report);
         let code = original();
         // SAFETY: the program's places, which HCCL has accepted.
         let (info, comm) = unsafe { (info.as_ref(), place.as_ref()) };

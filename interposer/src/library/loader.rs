@@ -5,6 +5,8 @@ use std::cell::Cell;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use crate::interposer::{Interposer, Library};
+
 /// Where the originals of a library are.
 #[derive(Debug)]
 pub(crate) struct Originals {
@@ -136,10 +138,12 @@ pub(crate) fn outermost<T>(
     catch_unwind(AssertUnwindSafe(replaced)).unwrap_or(panicked)
 }
 
-/// Registers a function for the end of the process.
-pub(crate) fn at_exit(function: extern "C" fn()) {
-    // SAFETY: a function without arguments, which stays loaded as this library does.
-    unsafe { libc::atexit(function) };
+/// Lets the end of the process write the report of these communicators, once, if one is wanted.
+pub(crate) fn at_exit<L: Library>(of: &Interposer<L>, report: extern "C" fn()) {
+    if of.begins_report() {
+        // SAFETY: a function without arguments, which stays loaded as this library does.
+        unsafe { libc::atexit(report) };
+    }
 }
 
 /// A function of this library, which replaces the original one of the same name. In its body, `$original` calls

@@ -17,7 +17,6 @@ use crate::group;
 use crate::host_engine::{EmulatedStreams, HostEngine};
 use crate::interposer::{Code, Interposer, Library};
 use crate::request::{ElementType, PointToPoint, Request, StreamHandle};
-use crate::settings::settings;
 
 static NCCL: Originals = Originals::new("libnccl.so", c"libnccl.so.2", "FABRICAST_NCCL_LIBRARY");
 static INTERPOSER: Interposer<Nccl> = Interposer::new();
@@ -42,6 +41,15 @@ pub struct Config {
     blocking: c_int,
 }
 
+/// Types and reductions, by their numbers.
+#[rustfmt::skip]
+const ELEMENTS: [DataType; 10] = [
+    DataType::I8, DataType::U8, DataType::I32, DataType::U32, DataType::I64,
+    DataType::U64, DataType::F16, DataType::F32, DataType::F64, DataType::Bf16,
+];
+const REDUCTIONS: [ReduceOp; 5] =
+    [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Max, ReduceOp::Min, ReduceOp::Mean];
+
 const NON_BLOCKING: &str = "it is non-blocking";
 
 #[derive(Debug)]
@@ -56,32 +64,16 @@ impl Library for Nccl {
     const HAS_OPERATIONS: bool = true;
 
     fn element(data_type: i32) -> Option<ElementType> {
-        Some(ElementType::Reducible(match data_type {
-            0 => DataType::I8,
-            1 => DataType::U8,
-            2 => DataType::I32,
-            3 => DataType::U32,
-            4 => DataType::I64,
-            5 => DataType::U64,
-            6 => DataType::F16,
-            7 => DataType::F32,
-            8 => DataType::F64,
-            9 => DataType::Bf16,
+        let number = usize::try_from(data_type).ok()?;
+        match ELEMENTS.get(number) {
+            Some(data_type) => Some(ElementType::Reducible(*data_type)),
             // Two types of 8 bits.
-            10 | 11 => return Some(ElementType::Movable(1)),
-            _ => return None,
-        }))
+            None => (number < ELEMENTS.len() + 2).then_some(ElementType::Movable(1)),
+        }
     }
 
     fn reduce_op(op: i32) -> Option<ReduceOp> {
-        Some(match op {
-            0 => ReduceOp::Sum,
-            1 => ReduceOp::Product,
-            2 => ReduceOp::Max,
-            3 => ReduceOp::Min,
-            4 => ReduceOp::Mean,
-            _ => return None,
-        })
+        REDUCTIONS.get(usize::try_from(op).ok()?).copied()
     }
 
     fn prepare(handle: usize) -> Result<Join> {
@@ -163,10 +155,7 @@ impl Made {
         extern "C" fn report() {
             INTERPOSER.report();
         }
-        static REPORT: std::sync::Once = std::sync::Once::new();
-        if settings().report().is_some() {
-            REPORT.call_once(|| at_exit(report));
-        }
+        at_exit(&INTERPOSER, report);
         // SAFETY: NCCL has stored the communicator there.
         let comm = unsafe { *self.place };
         if comm.is_null() {

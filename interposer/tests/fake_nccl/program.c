@@ -74,6 +74,12 @@ static void reductions(int type, int op, size_t count) {
     fill(type, count);
     NEED(ncclAllReduce(from, from, count, type, op, comm, stream));
     for (size_t at = 0; at < count; at++) expect("all-reduce in place", type, from, at, combined(op, at));
+    fill(type, count * (size_t)ranks);
+    char *block = from + (size_t)rank * count * element_bytes(type);
+    NEED(ncclReduceScatter(from, block, count, type, op, comm, stream));
+    for (size_t at = 0; at < count; at++) {
+        expect("reduce-scatter in place", type, block, at, combined(op, (size_t)rank * count + at));
+    }
 }
 
 static void moves(int type, size_t count) {
@@ -82,6 +88,11 @@ static void moves(int type, size_t count) {
     fill(type, count);
     NEED(ncclAllGather(from, to, count, type, comm, stream));
     for (size_t at = 0; at < all; at++) expect("all-gather", type, to, at, value((int)(at / count), at % count));
+    memcpy(to + own * element_bytes(type), from, count * element_bytes(type));
+    NEED(ncclAllGather(to + own * element_bytes(type), to, count, type, comm, stream));
+    for (size_t at = 0; at < all; at++) {
+        expect("all-gather in place", type, to, at, value((int)(at / count), at % count));
+    }
     fill(type, count);
     NEED(ncclBroadcast(from, to, count, type, root, comm, stream));
     for (size_t at = 0; at < count; at++) expect("broadcast", type, to, at, value(root, at));
