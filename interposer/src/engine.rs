@@ -81,8 +81,8 @@ pub(crate) trait Engine: Debug + Send {
     /// Checks whether operations of this rank failed, or cannot be started any more.
     fn check(&self) -> Result<()>;
 
-    /// Checks whether operations that this rank has started failed. The end of another rank after them is no
-    /// failure.
+    /// Checks whether operations that this rank has started failed. The end of another rank, or its abort, after
+    /// its part of them is no failure.
     fn check_started(&self) -> Result<()>;
 
     fn abort_handle(&self) -> AbortHandle;

@@ -296,6 +296,10 @@ fn unsuitable_communicators_are_left_with_the_reason() {
     let report = reason_of(Job::new("machines", 2, &variables), &["reduce:5"]);
     assert!(report.contains("left to nccl: join communication domain"), "{report}");
     assert!(began.elapsed() < Duration::from_secs(5));
+    // One rank passes all on.
+    let variables = [("FABRICAST_NCCL@1", "off"), ("FABRICAST_NCCL_JOIN_TIMEOUT", "0.3")];
+    let report = reason_of(Job::new("half-off", 2, &variables), &["reduce:5"]);
+    assert!(report.contains("left to nccl: join communication domain"), "{report}");
     // Ranks with different settings.
     let variables =
         [("FABRICAST_NCCL_OPERATIONS@0", "all-gather"), ("FABRICAST_NCCL_JOIN_TIMEOUT", "1")];

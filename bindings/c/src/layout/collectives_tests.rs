@@ -80,7 +80,7 @@ fn unknown_numbers_are_errors() {
         },
         RawDomainOptions {
             is_fixed: 1,
-            parameters: RawParameters { algorithm: 4, ..RawParameters::default() },
+            parameters: RawParameters { algorithm: 5, ..RawParameters::default() },
             ..options()
         },
     ];
