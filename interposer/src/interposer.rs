@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use collective::ReduceOp;
@@ -49,7 +49,8 @@ pub(crate) trait Library: Sized + 'static {
 #[derive(Debug)]
 pub(crate) struct Interposer<L> {
     communicators: LazyLock<Mutex<HashMap<usize, Arc<Communicator>>>>,
-    has_report: AtomicBool,
+    /// The process that reports at its end; 0 if none does.
+    reporter: AtomicU32,
     library: PhantomData<fn() -> L>,
 }
 
@@ -57,14 +58,15 @@ impl<L: Library> Interposer<L> {
     pub(crate) const fn new() -> Self {
         Self {
             communicators: LazyLock::new(Mutex::default),
-            has_report: AtomicBool::new(false),
+            reporter: AtomicU32::new(0),
             library: PhantomData,
         }
     }
 
     /// Returns whether the caller has to arrange the report at the end of the process.
     pub(crate) fn begins_report(&self) -> bool {
-        settings().report().is_some() && !self.has_report.swap(true, Ordering::Relaxed)
+        let this = std::process::id();
+        settings().report().is_some() && self.reporter.swap(this, Ordering::Relaxed) != this
     }
 
     /// A communicator was made. `reason` says why its operations are left to the library.
@@ -166,25 +168,21 @@ impl<L: Library> Interposer<L> {
 
     /// The end of a group. Operations of this project start after those of the library, in their order.
     pub(crate) fn group_end(&self, original: impl FnOnce() -> Code) -> Code {
-        if group::is_outermost() {
-            for (handle, communicator, all) in group::take_point_to_point() {
-                let send_all = || {
-                    let codes = all.iter().map(|one| L::send_or_receive(handle, one));
-                    codes.fold(
-                        L::SUCCESS,
-                        |first, code| if first == L::SUCCESS { code } else { first },
-                    )
-                };
-                match all_to_all(&all, communicator.ranks(), L::element) {
-                    Some((request, stream)) => {
-                        self.operation(handle, Ok(request), stream, send_all)
-                    }
-                    // The end of the library's group returns its error.
-                    None => send_all(),
-                };
-            }
+        let first_of = |one: Code, other: Code| if one == L::SUCCESS { other } else { one };
+        let mut queued = L::SUCCESS;
+        let all = if group::is_outermost() { group::take_point_to_point() } else { Vec::new() };
+        for (handle, communicator, all) in all {
+            let send_all = || {
+                let codes = all.iter().map(|one| L::send_or_receive(handle, one));
+                codes.fold(L::SUCCESS, first_of)
+            };
+            let code = match all_to_all(&all, communicator.ranks(), L::element) {
+                Some((request, stream)) => self.operation(handle, Ok(request), stream, send_all),
+                None => send_all(),
+            };
+            queued = first_of(queued, code);
         }
-        let code = original();
+        let code = first_of(original(), queued);
         if code != L::SUCCESS {
             group::discard(Some(&Error::Group));
             return code;
@@ -210,6 +208,10 @@ impl<L: Library> Interposer<L> {
 
     /// Reports all communicators, at the end of the process.
     pub(crate) fn report(&self) {
+        // In a forked child, a thread that does not exist there may hold the lock.
+        if self.reporter.load(Ordering::Relaxed) != std::process::id() {
+            return;
+        }
         let all: Vec<_> = lock(&self.communicators).values().cloned().collect();
         all.iter().for_each(|communicator| communicator.report());
     }
