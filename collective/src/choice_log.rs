@@ -17,7 +17,7 @@ use ipc::{MappedWords, WordRange, Words};
 
 use crate::controller::{Choices, Controller};
 use crate::domain_key::{CommDomainKey, digest};
-use crate::domain_options::{DomainOptions, JOIN, segment_too_small};
+use crate::domain_options::{DomainOptions, Kind, JOIN, segment_too_small};
 use crate::error::{Error, ErrorKind, Result};
 use crate::members::Members;
 use crate::operation::OpKey;
@@ -172,7 +172,8 @@ impl ChoiceLog {
         choices: impl Fn(OpKey) -> Choices + Clone + Send + 'static,
     ) -> Result<Self> {
         let build = digest([SLOTS, u64::from(OpKey::COUNT), setup]);
-        let joined = options.join("log", key, rank, build, required_words, Offer::default())?;
+        let kind = Kind::new("log", build);
+        let joined = options.join(kind, key, rank, None, required_words, Offer::default())?;
         let first = joined.first_extra();
         let members = joined.into_members().0;
         let words = members.part(first, required_words(members.count()));
