@@ -20,10 +20,13 @@ use crate::members::Members;
 const SLOTS: u64 = 8;
 /// Words of a handle: its bytes, offset and length.
 const HANDLE_WORDS: usize = 10;
-/// Words of the record of a rank: its number, its vote, and the handles of two buffers.
-const RECORD_WORDS: usize = 24;
+/// Words of the record of a rank: its number, its vote, the handles of two buffers, and what else it says.
+const RECORD_WORDS: usize = 32;
 const VOTE: usize = 1;
 const FIRST_HANDLE: usize = 2;
+const REMARKS: usize = FIRST_HANDLE + 2 * HANDLE_WORDS;
+/// Words that a rank says to all others in an operation.
+pub(crate) const REMARK_WORDS: usize = 5;
 /// Words of the decision, on a line of their own.
 const DECISION_WORDS: usize = 8;
 
@@ -58,6 +61,26 @@ impl RankBuffers {
 
     pub(crate) fn output(&self) -> Option<&Slice> {
         self.output.as_ref()
+    }
+}
+
+/// What a rank says to all others in an operation.
+pub(crate) type Remark = [u64; REMARK_WORDS];
+
+/// The buffers and the remarks of all ranks.
+#[derive(Debug)]
+pub(crate) struct Agreed {
+    buffers: Vec<RankBuffers>,
+    remarks: Vec<Remark>,
+}
+
+impl Agreed {
+    pub(crate) fn buffers(&self) -> &[RankBuffers] {
+        &self.buffers
+    }
+
+    pub(crate) fn remarks(&self) -> &[Remark] {
+        &self.remarks
     }
 }
 
@@ -135,10 +158,10 @@ impl BufferAgreement {
 
     /// Agrees on the next operation: the buffers of all ranks if it is direct, None if it is not. All
     /// ranks call it for the same operations. None for `own`: this rank's buffers may not be accessed.
-    pub(crate) fn agree(&mut self, own: Option<&RankBuffers>) -> Option<Vec<RankBuffers>> {
+    pub(crate) fn agree(&mut self, own: Option<&RankBuffers>, remark: &Remark) -> Option<Agreed> {
         self.number += 1;
-        let buffers = own.and_then(|own| self.collect(own));
-        let is_direct = match &buffers {
+        let agreed = own.and_then(|own| self.collect(own, remark));
+        let is_direct = match &agreed {
             Some(_) => self.vote(),
             None => self.decide(STAGED),
         };
@@ -147,12 +170,12 @@ impl BufferAgreement {
             self.outcomes.direct += 1;
         }
         self.close_unused();
-        buffers.filter(|_| is_direct)
+        agreed.filter(|_| is_direct)
     }
 
     /// Publishes the buffers of this rank, and opens those of the others. None if that is not possible,
     /// or another rank does not come in time.
-    fn collect(&mut self, own: &RankBuffers) -> Option<Vec<RankBuffers>> {
+    fn collect(&mut self, own: &RankBuffers, remark: &Remark) -> Option<Agreed> {
         let handles =
             (self.handle_words(own.input.as_ref()), self.handle_words(own.output.as_ref()));
         let (Some(input), Some(output)) = handles else {
@@ -166,12 +189,17 @@ impl BufferAgreement {
             // Not before the number is cleared.
             self.words.store(at + FIRST_HANDLE + number, word, Release);
         }
+        for (number, word) in remark.iter().enumerate() {
+            self.words.store(at + REMARKS + number, *word, Release);
+        }
         self.words.store(at, self.number, Release);
         let deadline = Instant::now() + self.wait;
         let mut all = Vec::with_capacity(self.members.count() as usize);
+        let mut remarks = Vec::with_capacity(self.members.count() as usize);
         for rank in 0..self.members.count() {
             if rank == self.members.rank() {
                 all.push(own.clone());
+                remarks.push(*remark);
                 continue;
             }
             let at = self.at_record(rank);
@@ -185,6 +213,7 @@ impl BufferAgreement {
             for (number, word) in words.iter_mut().enumerate() {
                 *word = self.words.load(at + FIRST_HANDLE + number, Acquire);
             }
+            let of_rank = [0, 1, 2, 3, 4].map(|it| self.words.load(at + REMARKS + it, Acquire));
             // A rank that went on without this one may have overwritten it.
             if self.words.load(at, Relaxed) != self.number {
                 self.outcomes.refused += 1;
@@ -197,8 +226,9 @@ impl BufferAgreement {
                 return None;
             };
             all.push(RankBuffers { input, output });
+            remarks.push(of_rank);
         }
-        Some(all)
+        Some(Agreed { buffers: all, remarks })
     }
 
     /// Votes for a direct operation, and returns whether it is one.
@@ -316,4 +346,4 @@ impl BufferAgreement {
     }
 }
 
-const _: () = assert!(FIRST_HANDLE + 2 * HANDLE_WORDS <= RECORD_WORDS);
+const _: () = assert!(REMARKS + REMARK_WORDS <= RECORD_WORDS);

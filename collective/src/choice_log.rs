@@ -32,7 +32,7 @@ const AGREEMENTS: usize = 4;
 const LINE: usize = 8;
 const PAUSE: Duration = Duration::from_micros(100);
 /// Of settled operations one of so many is measured, to notice changes.
-const SAMPLED: u64 = 16;
+const SAMPLED: u64 = 64;
 
 const YES: u64 = 1;
 const NO: u64 = 2;

@@ -15,17 +15,21 @@ use gpu::{
 use ipc::{Layout, Segment};
 use serde::{Deserialize, Serialize};
 
-use crate::buffer_agreement::{BufferAgreement, DirectOutcomes, RankBuffers};
+use crate::buffer_agreement::{Agreed, BufferAgreement, DirectOutcomes, RankBuffers};
 use crate::call::Call;
 use crate::collective_call::{CheckedCall, CollectiveCall};
+use crate::controller::Change;
+use crate::device_paths::DevicePaths;
 use crate::domain_key::{CommDomainKey, digest};
 use crate::domain_options::{DomainOptions, JOIN, Kind, segment_too_small};
 use crate::error::{Error, ErrorKind, Result};
 use crate::members::{Failure, Members};
-use crate::operation::Operation;
+use crate::operation::{OpKey, Operation, SizeClass};
+use crate::parameters::Parameters;
 use crate::peer_watch::PeerWatch;
 use crate::place::Place;
 use crate::rendezvous::Offer;
+use crate::second_path::{ReleaseWords, SecondPath};
 
 /// Bytes of a half of a stage: of the spaces for even or for odd chunks.
 const HALF_BYTES: u64 = 16 << 20;
@@ -38,6 +42,8 @@ const COPY_BLOCKS: u32 = 16;
 const REDUCE_BLOCKS: u32 = 128;
 /// Up to this size each rank reduces all elements, instead of a share.
 const ONE_STEP_BYTES: u64 = 64 << 10;
+/// The parts of two paths are divided at multiples of this.
+const SPLIT_GRANULE: u64 = 1 << 20;
 /// Chunks and shares of ranks begin at multiples of this.
 const GRANULE: u64 = 256;
 const STATE: Layout = Layout::new("fabricast device domain", 1);
@@ -100,13 +106,15 @@ pub struct DeviceDomain {
     agreement: BufferAgreement,
     /// A stream for each other rank, to which copy engines copy.
     copy_streams: Vec<Stream>,
+    second: SecondPath,
+    paths: DevicePaths,
 }
 
 /// Gives up the operations of a [`DeviceDomain`], also while another thread starts one.
 #[derive(Debug, Clone)]
 pub struct DeviceAbort {
     members: Arc<Members>,
-    state: Segment,
+    stop: StopDevices,
 }
 
 impl DeviceAbort {
@@ -115,7 +123,7 @@ impl DeviceAbort {
     pub fn abort(&self) {
         if self.members.check_fork("abort").is_ok() {
             self.members.fail(Failure::Left { rank: self.members.rank() });
-            stop_devices(&self.state);
+            self.stop.run();
         }
     }
 }
@@ -157,12 +165,17 @@ impl DeviceDomain {
         let offer = Offer::new(bytes, descriptors.map_err(&failed)?);
         let build = digest([HALF_BYTES, ONE_STEP_BYTES, Exchange::WORD_BYTES]);
         let kind = Kind::new("devices", build);
-        let words = BufferAgreement::required_words;
+        let words = |ranks| {
+            BufferAgreement::required_words(ranks) + SecondPath::required_words(ranks)
+        };
         let joined = options.join(kind, key, rank, None, words, offer)?;
         let first_extra = joined.first_extra();
         let (members, offers) = joined.into_members();
         let agreement = BufferAgreement::new(Arc::clone(&members), first_extra, device);
         let agreement = agreement.ok_or_else(segment_too_small)?;
+        let first_extra = first_extra + BufferAgreement::required_words(members.count());
+        let second = SecondPath::new(Arc::clone(&members), first_extra, device);
+        let paths = DevicePaths::new(rank, members.count(), options.fixed());
         let mut stages = Vec::with_capacity(offers.len());
         for (other, offer) in offers.iter().enumerate() {
             let stage = match other == rank as usize {
@@ -178,12 +191,13 @@ impl DeviceDomain {
             .map_err(|error| Error::caused_by(JOIN, ErrorKind::Failed, error))?;
         let word = |offset| pinned.slice(offset, 4).map_err(&failed);
         let (stop, failed_word) = (word(STOP)?, word(FAILED)?);
+        let stop_devices = StopDevices { state: state.clone(), words: second.release() };
         let watch = {
-            let (members_of_watch, state) = (Arc::clone(&members), state.clone());
+            let (members_of_watch, stop) = (Arc::clone(&members), stop_devices.clone());
             let members = Arc::clone(&members);
             PeerWatch::start(members_of_watch, move |rank| {
                 members.fail(Failure::Ended { rank });
-                stop_devices(&state);
+                stop.run();
             })?
         };
         Ok(Self {
@@ -199,6 +213,8 @@ impl DeviceDomain {
             last: None,
             agreement,
             copy_streams: Vec::new(),
+            second,
+            paths,
         })
     }
 
@@ -229,7 +245,11 @@ impl DeviceDomain {
     /// A handle that gives up the operations of this rank, from any thread.
     #[must_use]
     pub fn abort_handle(&self) -> DeviceAbort {
-        DeviceAbort { members: Arc::clone(&self.members), state: self.state.clone() }
+        DeviceAbort { members: Arc::clone(&self.members), stop: self.stop_devices() }
+    }
+
+    fn stop_devices(&self) -> StopDevices {
+        StopDevices { state: self.state.clone(), words: self.second.release() }
     }
 
     /// The point behind the last operation that this rank has started.
@@ -282,9 +302,9 @@ impl DeviceDomain {
             stream.wait_for(&last).map_err(&failed)?;
         }
         // SAFETY: the caller's promise.
-        let buffers = unsafe { self.agree(&checked) };
-        if let Some(buffers) = buffers {
-            self.start_direct(&checked, &buffers, stream).map_err(&failed)?;
+        let agreed = unsafe { self.agree(&checked) };
+        if let Some((agreed, parameters)) = agreed {
+            self.start_direct(&checked, agreed.buffers(), parameters, stream).map_err(&failed)?;
         } else {
             // SAFETY: the caller's promise.
             let plan = unsafe { Plan::new(self, &checked) }.map_err(&failed)?;
@@ -302,7 +322,7 @@ impl DeviceDomain {
     ///
     /// # Safety
     /// As for [`start`](Self::start).
-    unsafe fn agree(&mut self, checked: &CheckedCall) -> Option<Vec<RankBuffers>> {
+    unsafe fn agree(&mut self, checked: &CheckedCall) -> Option<(Agreed, Parameters)> {
         let least = match checked.call().reduce_op {
             Some(_) => MIN_DIRECT_REDUCTION,
             None => MIN_DIRECT_COPY,
@@ -333,12 +353,39 @@ impl DeviceDomain {
             }
             _ => false,
         };
+        let (operation, bytes) = (checked.call().operation, checked.bytes());
+        let key = Self::key(checked);
+        let may_split = self.paths.may_split(operation, bytes);
+        let remark = self.paths.remark(key, may_split && self.second.open(bytes));
         if is_overwritten {
-            return self.agreement.agree(None);
+            self.agreement.agree(None, &remark);
+            return None;
         }
         // Of a rank that contributes nothing, or gets nothing, there is no such buffer.
         let own = RankBuffers::new(slice(checked.from()), slice(checked.to()));
-        self.agreement.agree(Some(&own))
+        let agreed = self.agreement.agree(Some(&own), &remark)?;
+        let parameters = match may_split {
+            true => self.paths.agree(key, agreed.remarks()),
+            false => Parameters::default(),
+        };
+        Some((agreed, parameters))
+    }
+
+    fn key(checked: &CheckedCall) -> OpKey {
+        let Call { operation, data_type, .. } = *checked.call();
+        OpKey { operation, size_class: SizeClass::of(checked.bytes()), data_type }
+    }
+
+    /// The parameters that were used last for a key: the same on all ranks.
+    #[must_use]
+    pub fn parameters(&self, key: OpKey) -> Parameters {
+        self.paths.parameters(key)
+    }
+
+    /// Changes of the parameters of a key, the latest first; none if this is not rank 0.
+    #[must_use]
+    pub fn history(&self, key: OpKey) -> Vec<Change> {
+        self.paths.history(key)
     }
 
     /// Starts an operation whose ranks access each other's buffers.
@@ -346,12 +393,13 @@ impl DeviceDomain {
         &mut self,
         checked: &CheckedCall,
         buffers: &[RankBuffers],
+        parameters: Parameters,
         stream: &Stream,
     ) -> gpu::Result<()> {
         use Operation::{AllReduce, Reduce, ReduceScatter};
         match checked.call().operation {
             AllReduce | Reduce | ReduceScatter => self.reduce_direct(checked, buffers, stream),
-            _ => self.move_direct(checked, buffers, stream),
+            _ => self.move_direct(checked, buffers, parameters, stream),
         }
     }
 
@@ -380,26 +428,46 @@ impl DeviceDomain {
         Ok(())
     }
 
-    /// Copies this rank's blocks into the outputs of the others, by copy engines.
+    /// Copies this rank's blocks into the outputs of the others, by copy engines; a part of them by the
+    /// second path.
     fn move_direct(
         &mut self,
         checked: &CheckedCall,
         buffers: &[RankBuffers],
+        parameters: Parameters,
         stream: &Stream,
     ) -> gpu::Result<()> {
         let (rank, ranks) = (self.rank(), self.size());
         let Call { operation, root, .. } = *checked.call();
         let has_one_giver = matches!(operation, Operation::Broadcast | Operation::Scatter);
-        let gives = !has_one_giver || root == Some(rank);
+        let gives = |rank: u32| !has_one_giver || root == Some(rank);
         let length = checked.longest().unwrap_or(0) as u64;
         let has_each = matches!(operation, Operation::Scatter | Operation::AllToAll);
         let from_offset = |to: u32| if has_each { u64::from(to) * length } else { 0 };
-        let to_offset = if has_one_giver { 0 } else { u64::from(rank) * length };
+        let to_offset = |from: u32| if has_one_giver { 0 } else { u64::from(from) * length };
+        let may_split = self.paths.may_split(operation, checked.bytes());
+        let fast = if may_split { parameters.fast_bytes(length, SPLIT_GRANULE) } else { length };
         self.meet(stream)?;
-        let input = buffers[rank as usize].input().filter(|_| gives);
+        let begin = stream.point()?;
+        let mut measurement = None;
+        if may_split {
+            let device = self.device.clone();
+            let begin = || {
+                let event = device.event_with_time()?;
+                stream.record(&event)?;
+                Ok(event)
+            };
+            let bytes = [fast, length - fast];
+            measurement = self.paths.measure(Self::key(checked), parameters, bytes, begin)?;
+        }
         let mut ends = Vec::new();
-        if let Some(input) = input {
-            let begin = stream.point()?;
+        if fast < length {
+            ends.extend(self.copy_second(buffers, gives, to_offset, [fast, length], &begin)?);
+            if let (Some(measurement), Some(streams)) = (&mut measurement, self.second.streams()) {
+                streams.iter().try_for_each(|it| measurement.end(1, &self.device, it))?;
+            }
+        }
+        if let Some(input) = buffers[rank as usize].input().filter(|_| gives(rank)) {
             while self.copy_streams.len() + 1 < ranks as usize {
                 self.copy_streams.push(self.device.stream()?);
             }
@@ -407,13 +475,16 @@ impl DeviceDomain {
             for (other, copies) in others.zip(&self.copy_streams) {
                 let Some(output) = buffers[other as usize].output() else { continue };
                 copies.wait_for(&begin)?;
-                let from = input.slice(from_offset(other), length)?;
-                copies.copy(&output.slice(to_offset, length)?, &from)?;
+                let from = input.slice(from_offset(other), fast)?;
+                copies.copy(&output.slice(to_offset(rank), fast)?, &from)?;
                 ends.push(copies.point()?);
+                if let Some(measurement) = &mut measurement {
+                    measurement.end(0, &self.device, copies)?;
+                }
             }
             if let Some(output) = buffers[rank as usize].output() {
                 let from = input.slice(from_offset(rank), length)?;
-                let to = output.slice(to_offset, length)?;
+                let to = output.slice(to_offset(rank), length)?;
                 if from.address() != to.address() {
                     // By a few multiprocessors: a copy engine would delay the others.
                     let own = [self.words[rank as usize].clone()];
@@ -423,8 +494,35 @@ impl DeviceDomain {
                 }
             }
         }
+        measurement.into_iter().for_each(|it| self.paths.keep(it));
         ends.iter().try_for_each(|end| stream.wait_for(end))?;
         self.meet(stream)
+    }
+
+    /// Copies the last part of the blocks by the second path. Returns when that is done.
+    fn copy_second(
+        &mut self,
+        buffers: &[RankBuffers],
+        gives: impl Fn(u32) -> bool,
+        to_offset: impl Fn(u32) -> u64,
+        [first, end]: [u64; 2],
+        begin: &Point,
+    ) -> gpu::Result<Vec<Point>> {
+        let (rank, bytes) = (self.rank(), end - first);
+        self.second.streams().into_iter().flatten().try_for_each(|it| it.wait_for(begin))?;
+        for giver in (0..self.size()).filter(|giver| gives(*giver)) {
+            let own = &buffers[rank as usize];
+            if giver != rank
+                && let Some(output) = own.output()
+            {
+                self.second.take(giver, &output.slice(to_offset(giver) + first, bytes)?)?;
+            } else if let Some(input) = own.input().filter(|_| giver == rank) {
+                self.second.give(&input.slice(first, bytes)?)?;
+            }
+            self.second.note(giver, bytes);
+        }
+        let streams = self.second.streams().into_iter().flatten();
+        streams.map(Stream::point).collect()
     }
 
     /// Reduces this rank's share of all inputs, into all outputs.
@@ -470,9 +568,19 @@ impl DeviceDomain {
     }
 }
 
-fn stop_devices(state: &Segment) {
-    use ipc::Words;
-    state.words().store(STOP as usize / 8, 1, std::sync::atomic::Ordering::Release);
+/// Lets the device give up what it waits for.
+#[derive(Debug, Clone)]
+struct StopDevices {
+    state: Segment,
+    words: ReleaseWords,
+}
+
+impl StopDevices {
+    fn run(&self) {
+        use ipc::Words;
+        self.state.words().store(STOP as usize / 8, 1, std::sync::atomic::Ordering::Release);
+        self.words.run();
+    }
 }
 
 /// Imports the stage of another rank.

@@ -5,7 +5,8 @@
 //! `rendezvous`, `members`, `param_table`, `domain_options`, `param_store`, `choice_log`, `peer_memory`, `place`, `host_steps`,
 //! `host_operations`, `collective_call`, `block_lengths`, `machine_domain`, `topology`,
 //! `replicated_parameters`, `liveness`, `remote_ranks`, `introduction`, `remote_steps`, `remote_operations`,
-//! `machines`, `domain`, `peer_watch`, `buffer_agreement`, `device_domain`.
+//! `machines`, `domain`, `peer_watch`, `buffer_agreement`, `second_path`,
+//! `device_paths`, `device_domain`.
 
 mod block_lengths;
 mod buffer_agreement;
@@ -20,6 +21,7 @@ mod controller_tests;
 mod device_domain;
 #[cfg(test)]
 mod device_domain_tests;
+mod device_paths;
 mod domain;
 mod domain_key;
 mod domain_options;
@@ -55,6 +57,7 @@ mod replicated_parameters;
 #[cfg(test)]
 mod replicated_parameters_tests;
 mod saved_parameters;
+mod second_path;
 mod statistics;
 mod topology;
 

@@ -188,6 +188,10 @@ impl Members {
         WordRange::new(self.words.clone(), first, count)
     }
 
+    pub(crate) fn segment(&self) -> &Segment {
+        &self.segment
+    }
+
     /// Memory of the segment from a word on, valid as long as this. None if it does not have so many
     /// bytes.
     pub(crate) fn memory(&self, first: usize, bytes: usize) -> Option<*mut u8> {

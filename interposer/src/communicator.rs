@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use collective::{Algorithm, Choice, ChoiceLog, Choices, CommDomainKey, DomainOptions, Parameters};
 use threads::lock;
@@ -41,8 +41,17 @@ pub(crate) enum Decision {
 struct Pending {
     choice: Choice,
     is_ours: bool,
-    begin: Mark,
+    begin: Begin,
     end: Arc<Mark>,
+}
+
+/// The begin of an operation that is measured.
+#[derive(Debug)]
+pub(crate) struct Begin {
+    mark: Mark,
+    at: Instant,
+    /// How long the host took to start it.
+    host_time: Duration,
 }
 
 /// What the ranks of a machine share.
@@ -51,8 +60,9 @@ struct Domain {
     engine: Box<dyn Engine>,
     log: ChoiceLog,
     pending: VecDeque<Pending>,
-    /// The stream of the last operation, and a mark behind it.
-    last: Option<(StreamHandle, Arc<Mark>)>,
+    /// The stream of the last operation, and a mark behind it, if the program uses several streams.
+    last: Option<(StreamHandle, Option<Arc<Mark>>)>,
+    has_several_streams: bool,
     failure: Option<Error>,
 }
 
@@ -204,14 +214,15 @@ impl Communicator {
     }
 
     /// The begin of an operation of the library, if it is to be measured.
-    pub(crate) fn begin(&self, choice: &Choice, stream: StreamHandle) -> Option<Mark> {
-        let mut state = lock(&self.state);
-        let domain = state.domain.as_mut().filter(|_| choice.is_measured)?;
-        domain.engine.mark(stream).ok()
+    pub(crate) fn begin(&self, choice: &Choice, stream: StreamHandle) -> Option<Begin> {
+        if !choice.is_measured {
+            return None;
+        }
+        lock(&self.state).domain.as_mut()?.begin(stream).ok()
     }
 
     /// The end of an operation of the library.
-    pub(crate) fn end(&self, choice: &Choice, stream: StreamHandle, begin: Option<Mark>) {
+    pub(crate) fn end(&self, choice: &Choice, stream: StreamHandle, begin: Option<Begin>) {
         if let Some(domain) = &mut lock(&self.state).domain {
             domain.end(choice, stream, begin, false);
         }
@@ -229,7 +240,7 @@ impl Communicator {
         self.check(domain)?;
         let run = |domain: &mut Domain| {
             domain.order(stream)?;
-            let begin = choice.is_measured.then(|| domain.engine.mark(stream)).transpose()?;
+            let begin = choice.is_measured.then(|| domain.begin(stream)).transpose()?;
             // SAFETY: the program's addresses, which are valid as NCCL requires.
             unsafe { domain.engine.run(request, stream) }?;
             domain.end(choice, stream, begin, true);
@@ -319,25 +330,38 @@ impl Domain {
         Decision::Failed(error)
     }
 
+    fn begin(&mut self, stream: StreamHandle) -> Result<Begin> {
+        let mark = self.engine.mark(stream)?;
+        Ok(Begin { mark, at: Instant::now(), host_time: Duration::ZERO })
+    }
+
     /// Lets an operation follow the last one, if that was on another stream: two that wait for other ranks at
     /// the same time could occupy a device in different orders.
     fn order(&mut self, stream: StreamHandle) -> Result<()> {
-        match &self.last {
-            Some((last, mark)) if *last != stream => self.engine.order(stream, mark),
-            _ => Ok(()),
-        }
+        let Some((last, mark)) = self.last.as_mut().filter(|(last, _)| *last != stream) else {
+            return Ok(());
+        };
+        self.has_several_streams = true;
+        let mark = match mark {
+            Some(mark) => mark,
+            // The first time.
+            None => mark.insert(Arc::new(self.engine.mark(*last)?)),
+        };
+        self.engine.order(stream, mark)
     }
 
-    fn end(&mut self, choice: &Choice, stream: StreamHandle, begin: Option<Mark>, is_ours: bool) {
-        let end = self.engine.mark(stream).ok().map(Arc::new);
+    fn end(&mut self, choice: &Choice, stream: StreamHandle, begin: Option<Begin>, is_ours: bool) {
+        let is_marked = begin.is_some() || self.has_several_streams;
+        let host_time = begin.as_ref().map_or(Duration::ZERO, |begin| begin.at.elapsed());
+        let end = is_marked.then(|| self.engine.mark(stream).ok().map(Arc::new)).flatten();
         match (begin, &end) {
             (Some(begin), Some(end)) => {
-                let end = Arc::clone(end);
+                let (begin, end) = (Begin { host_time, ..begin }, Arc::clone(end));
                 self.pending.push_back(Pending { choice: *choice, is_ours, begin, end });
             }
             _ => self.log.record(choice, None),
         }
-        if let Some((_, mark)) = std::mem::replace(&mut self.last, end.map(|end| (stream, end))) {
+        if let Some((_, Some(mark))) = self.last.replace((stream, end)) {
             self.forget(mark);
         }
     }
@@ -351,18 +375,20 @@ impl Domain {
     /// Records the times that have become known.
     fn poll(&mut self, statistics: &mut Statistics) {
         while let Some(Pending { choice, is_ours, begin, end }) = self.pending.front() {
-            let time = match self.engine.elapsed(begin, end) {
+            let time = match self.engine.elapsed(&begin.mark, end) {
                 Ok(Some(time)) => Some(time),
                 Ok(None) => break,
                 Err(_) => None,
             };
             let percent = if *is_ours { 100 + HANDICAP } else { 100 };
-            self.log.record(choice, time.map(|time| time * percent / 100));
+            // Programs that start many small operations wait for the host, too.
+            let cost = time.map(|time| (time + begin.host_time) * percent / 100);
+            self.log.record(choice, cost);
             if let Some(time) = time {
                 statistics.add_time(choice.key, *is_ours, time);
             }
             if let Some(Pending { begin, end, .. }) = self.pending.pop_front() {
-                self.engine.forget(begin);
+                self.engine.forget(begin.mark);
                 self.forget(end);
             }
         }
@@ -402,7 +428,7 @@ fn join(
     if !is_joined {
         return Err(other());
     }
-    Ok(Domain { engine, log, pending: VecDeque::new(), last: None, failure: None })
+    Ok(Domain { engine, log, pending: VecDeque::new(), last: None, has_several_streams: false, failure: None })
 }
 
 /// A digest that is the same in all processes (FNV-1a).

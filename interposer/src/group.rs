@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use collective::Choice;
 
-use crate::communicator::Communicator;
-use crate::engine::Mark;
+use crate::communicator::{Begin, Communicator};
 use crate::error::{Error, Result};
 use crate::request::{PointToPoint, Request, StreamHandle};
 
@@ -18,7 +17,7 @@ pub(crate) struct Entry {
     stream: StreamHandle,
     /// None if the library carries it out.
     request: Option<Request>,
-    begin: Option<Mark>,
+    begin: Option<Begin>,
 }
 
 impl Entry {
@@ -36,7 +35,7 @@ impl Entry {
         communicator: &Arc<Communicator>,
         choice: Choice,
         stream: StreamHandle,
-        begin: Option<Mark>,
+        begin: Option<Begin>,
     ) -> Self {
         let communicator = Arc::clone(communicator);
         Self { communicator, choice, stream, request: None, begin }

@@ -69,6 +69,10 @@ pub(crate) struct Arguments {
     /// Bytes that are copied at once, with --algorithm; accepts K, M
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, requires = "algorithm")]
     chunk: Option<u64>,
+    /// Thousandths of the bytes that devices send by the fast path; the rest takes the second path, through
+    /// the host [default: learnt]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1000))]
+    alpha: Option<u16>,
     /// Reach ranks by the fabric, as if they were on other machines. Under a launcher
     #[arg(long, value_enum)]
     remote: Option<Remote>,
@@ -95,6 +99,18 @@ enum Rival {
     Mpi,
     /// NCCL, with --device cuda
     Nccl,
+    /// NCCL by copy engines: with windows and the policy to use no multiprocessors
+    NcclCopyEngines,
+}
+
+impl Rival {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Mpi => "mpi",
+            Self::Nccl => "nccl",
+            Self::NcclCopyEngines => "nccl-copy-engines",
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -134,6 +150,8 @@ struct Row {
     ratio: Option<f64>,
     turns: u64,
     algorithm: String,
+    /// Thousandths of the bytes that take the fast path.
+    alpha: u16,
     chunk: u64,
     verified: bool,
     /// Microseconds that the host takes to start an operation of devices.
@@ -182,6 +200,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let start = |rank: u32| {
         let mut command = Command::new(&program);
         command.args(&passed).arg("--directory").arg(directory.path());
+        if arguments.rival == Some(Rival::NcclCopyEngines) {
+            command.env("NCCL_CTA_POLICY", "2");
+        }
         command.arg("--rank").arg(rank.to_string()).spawn().map_err(Failure::of)
     };
     let children: Vec<_> = (0..arguments.ranks).map(start).collect::<Result<_, _>>()?;
@@ -247,7 +268,14 @@ fn run_rank(arguments: &Arguments) -> Result<(), Failure> {
         None => CommDomain::join(&key, rank, &options),
     };
     let mut domain = domain.map_err(Failure::of)?;
-    let nccl = (arguments.rival == Some(Rival::Nccl)).then_some(library);
+    let nccl = match arguments.rival {
+        Some(Rival::Nccl) => Some((library, false)),
+        Some(Rival::NcclCopyEngines) => Some((library, true)),
+        _ => None,
+    };
+    if let Some(alpha) = arguments.alpha {
+        options = options.fixed_parameters(Parameters { alpha, ..Parameters::default() });
+    }
     let device = match arguments.device.as_str() {
         "host" => None,
         name => Some(OnDevice::start(name, &mut domain, &options, nccl)?),
@@ -262,11 +290,7 @@ fn run_rank(arguments: &Arguments) -> Result<(), Failure> {
     domain.close(TIMEOUT).map_err(Failure::of)?;
     let is_right = rows.iter().all(|row| row.verified);
     if rank == 0 {
-        let name = |rival| match rival {
-            Rival::Mpi => "mpi".to_owned(),
-            Rival::Nccl => "nccl".to_owned(),
-        };
-        let rival = arguments.rival.map(name);
+        let rival = arguments.rival.map(|rival| rival.name().to_owned());
         let operation = arguments.operation.to_string();
         let program = command::VERSION_LINE;
         Report { operation, ranks, rival, reads_peers, rows, program }.print(arguments.json)?;
@@ -323,7 +347,10 @@ impl Rank<'_> {
         let rival = median(rival);
         let size_class = SizeClass::of(bytes);
         let key = OpKey { operation, size_class, data_type: DataType::F32 };
-        let used = self.domain.parameters(key);
+        let used = match &self.device {
+            Some(device) => device.parameters(key),
+            None => self.domain.parameters(key),
+        };
         Ok(Row {
             bytes,
             time_us: rounded(own * 1e6),
@@ -332,6 +359,7 @@ impl Rank<'_> {
             ratio: rival.map(|time| rounded(time / own)),
             turns,
             algorithm: used.algorithm.to_string(),
+            alpha: used.alpha,
             chunk: if used.chunk_bits == 0 { 0 } else { 1 << used.chunk_bits },
             verified: all_verified[0] == 1,
             host_us: self.device.as_ref().map_or(0.0, OnDevice::host_time) * 1e6,
@@ -415,6 +443,7 @@ impl Report {
                     "ratio",
                     "algorithm",
                     "chunk",
+                    "alpha",
                     "direct",
                     "host us",
                 ]
@@ -430,6 +459,7 @@ impl Report {
                     row.ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}")),
                     row.algorithm.clone(),
                     if row.chunk == 0 { String::new() } else { size::print(row.chunk) },
+                    row.alpha.to_string(),
                     row.direct.to_string(),
                     format!("{:.1}", row.host_us),
                 ]);

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use collective::{
-    CollectiveCall, CommDomain, CommDomainKey, DeviceDomain, DomainOptions, Operation,
+    CollectiveCall, CommDomain, CommDomainKey, DeviceDomain, DomainOptions, OpKey, Operation,
+    Parameters,
 };
 use command::exit::Failure;
 use gpu::{Device, Memory, Stream};
@@ -12,13 +13,17 @@ use gpu::{Device, Memory, Stream};
 use super::buffers::Buffers;
 use super::nccl::Nccl;
 
+/// CUDA's handle of the stream of each thread: copy engines serve no operations of the default stream.
+const STREAM_OF_THREAD: u64 = 2;
 /// The longest wait for operations of the device.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A rank's device.
 #[derive(Debug)]
 pub(crate) struct OnDevice {
-    /// Dropped first.
+    /// As `memory`, for NCCL if its operations have windows. Dropped before it.
+    windows: Option<(Memory, Memory)>,
+    /// Dropped before the domain.
     nccl: Option<Nccl>,
     domain: DeviceDomain,
     stream: Stream,
@@ -34,7 +39,7 @@ impl OnDevice {
         device: &str,
         host: &mut CommDomain,
         options: &DomainOptions,
-        rival: Option<Option<&Path>>,
+        rival: Option<(Option<&Path>, bool)>,
     ) -> Result<Self, Failure> {
         let (rank, ranks) = (host.rank(), host.size());
         let name =
@@ -44,15 +49,16 @@ impl OnDevice {
         let domain = DeviceDomain::join(&key, rank, &device, options).map_err(Failure::of)?;
         let stream = device.stream().map_err(Failure::of)?;
         let (mut nccl, mut default_stream) = (None, None);
-        if let Some(path) = rival {
+        if let Some((path, has_windows)) = rival {
             let join = || {
                 let share = |id: &mut [u8]| host.broadcast(0, id, TIMEOUT).map_err(Failure::of);
-                Nccl::start(path, rank, ranks, share)
+                Nccl::start(path, rank, ranks, has_windows.then_some(STREAM_OF_THREAD), share)
             };
             nccl = Some(device.with_context(join).map_err(Failure::of)??);
             default_stream = Some(device.default_stream().map_err(Failure::of)?);
         }
-        Ok(Self { nccl, domain, stream, default_stream, memory: None, host_time: 0.0 })
+        let (memory, windows) = (None, None);
+        Ok(Self { nccl, domain, stream, default_stream, memory, windows, host_time: 0.0 })
     }
 
     /// Operations that accessed the buffers of other ranks.
@@ -71,7 +77,34 @@ impl OnDevice {
         let (input, output) = buffers.bytes();
         let both = (|| -> gpu::Result<_> { Ok((allocate(input)?, allocate(output)?)) })();
         self.memory = Some(both.map_err(Failure::of)?);
+        self.set_up_windows(input, output)
+    }
+
+    #[allow(unsafe_code)]
+    fn set_up_windows(&mut self, input: &[u8], output: &[u8]) -> Result<(), Failure> {
+        let Some(nccl) = self.nccl.as_mut().filter(|nccl| nccl.has_windows()) else {
+            return Ok(());
+        };
+        self.windows = None;
+        let lengths = [input.len().max(16), output.len().max(16)];
+        let device = self.domain.device();
+        let addresses = device.with_context(|| nccl.allocate(lengths)).map_err(Failure::of)??;
+        let upload = |address, bytes: &[u8]| {
+            // SAFETY: NCCL's memory, which is freed after `windows` is set again or dropped.
+            let memory = unsafe { device.adopt(address, bytes.len().max(16) as u64, ()) }?;
+            self.stream.upload(&memory.slice(0, bytes.len() as u64)?, bytes, TIMEOUT)?;
+            Ok(memory)
+        };
+        let both = (|| -> gpu::Result<_> {
+            Ok((upload(addresses[0], input)?, upload(addresses[1], output)?))
+        })();
+        self.windows = Some(both.map_err(Failure::of)?);
         Ok(())
+    }
+
+    /// The parameters of an operation.
+    pub(crate) fn parameters(&self, key: OpKey) -> Parameters {
+        self.domain.parameters(key)
     }
 
     /// Copies the result to the buffers.
@@ -123,13 +156,21 @@ impl OnDevice {
         let (Some(nccl), Some(stream)) = (&self.nccl, &self.default_stream) else {
             return Ok(None);
         };
-        let (from, to) = self.addresses();
+        let windows = self.windows.as_ref().map(|(input, output)| (input.address(), output.address()));
+        let (from, to) = windows.unwrap_or_else(|| self.addresses());
         let run = || -> Result<Duration, Failure> {
             let began = Instant::now();
             nccl.run(operation, from, to, count, turns)?;
-            stream.synchronize(TIMEOUT).map_err(Failure::of)?;
+            // Also behind the stream of this thread.
+            let end = stream.point().map_err(Failure::of)?;
+            end.wait(TIMEOUT).map_err(Failure::of)?;
             Ok(began.elapsed())
         };
-        self.domain.device().with_context(run).map_err(Failure::of)?.map(Some)
+        let took = self.domain.device().with_context(run).map_err(Failure::of)??;
+        if let (Some((_, from)), Some((_, to))) = (&self.windows, &self.memory) {
+            self.stream.copy(&to.whole(), &from.whole()).map_err(Failure::of)?;
+            self.stream.synchronize(TIMEOUT).map_err(Failure::of)?;
+        }
+        Ok(Some(took))
     }
 }
