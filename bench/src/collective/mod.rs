@@ -69,10 +69,13 @@ pub(crate) struct Arguments {
     /// Bytes that are copied at once, with --algorithm; accepts K, M
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, requires = "algorithm")]
     chunk: Option<u64>,
-    /// Thousandths of the bytes that devices send by the fast path; the rest takes the second path, through
-    /// the host [default: learnt]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1000))]
-    alpha: Option<u16>,
+    /// The paths between devices
+    #[arg(long, value_enum, default_value_t)]
+    paths: Paths,
+    /// Thousandths of the bytes that take the fast path, with --paths both
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1000),
+        default_value = "900")]
+    alpha: u16,
     /// Reach ranks by the fabric, as if they were on other machines. Under a launcher
     #[arg(long, value_enum)]
     remote: Option<Remote>,
@@ -100,7 +103,7 @@ enum Rival {
     /// NCCL, with --device cuda
     Nccl,
     /// NCCL by copy engines: with windows and the policy to use no multiprocessors
-    NcclCopyEngines,
+    NcclCe,
 }
 
 impl Rival {
@@ -108,7 +111,7 @@ impl Rival {
         match self {
             Self::Mpi => "mpi",
             Self::Nccl => "nccl",
-            Self::NcclCopyEngines => "nccl-copy-engines",
+            Self::NcclCe => "nccl-ce",
         }
     }
 }
@@ -121,6 +124,17 @@ enum Route {
     TwoStep,
     /// Ranks read the memory of each other
     Direct,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+enum Paths {
+    /// NVLink or peer access only
+    Fast,
+    /// The rest of the bytes through the host
+    Both,
+    /// As learnt
+    #[default]
+    Auto,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -200,7 +214,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let start = |rank: u32| {
         let mut command = Command::new(&program);
         command.args(&passed).arg("--directory").arg(directory.path());
-        if arguments.rival == Some(Rival::NcclCopyEngines) {
+        if arguments.rival == Some(Rival::NcclCe) {
             command.env("NCCL_CTA_POLICY", "2");
         }
         command.arg("--rank").arg(rank.to_string()).spawn().map_err(Failure::of)
@@ -270,10 +284,15 @@ fn run_rank(arguments: &Arguments) -> Result<(), Failure> {
     let mut domain = domain.map_err(Failure::of)?;
     let nccl = match arguments.rival {
         Some(Rival::Nccl) => Some((library, false)),
-        Some(Rival::NcclCopyEngines) => Some((library, true)),
+        Some(Rival::NcclCe) => Some((library, true)),
         _ => None,
     };
-    if let Some(alpha) = arguments.alpha {
+    let alpha = match arguments.paths {
+        Paths::Fast => Some(Parameters::FAST_ONLY),
+        Paths::Both => Some(arguments.alpha),
+        Paths::Auto => None,
+    };
+    if let Some(alpha) = alpha {
         options = options.fixed_parameters(Parameters { alpha, ..Parameters::default() });
     }
     let device = match arguments.device.as_str() {
