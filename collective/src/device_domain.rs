@@ -463,8 +463,8 @@ impl DeviceDomain {
         let mut ends = Vec::new();
         if fast < length {
             ends.extend(self.copy_second(buffers, gives, to_offset, [fast, length], &begin)?);
-            if let Some(measurement) = &mut measurement {
-                self.second.streams().try_for_each(|it| measurement.end(1, &self.device, it))?;
+            if let (Some(measurement), Some(streams)) = (&mut measurement, self.second.streams()) {
+                streams.iter().try_for_each(|it| measurement.end(1, &self.device, it))?;
             }
         }
         if let Some(input) = buffers[rank as usize].input().filter(|_| gives(rank)) {
@@ -509,7 +509,7 @@ impl DeviceDomain {
         begin: &Point,
     ) -> gpu::Result<Vec<Point>> {
         let (rank, bytes) = (self.rank(), end - first);
-        self.second.streams().try_for_each(|it| it.wait_for(begin))?;
+        self.second.streams().into_iter().flatten().try_for_each(|it| it.wait_for(begin))?;
         for giver in (0..self.size()).filter(|giver| gives(*giver)) {
             let own = &buffers[rank as usize];
             if giver != rank
@@ -521,7 +521,8 @@ impl DeviceDomain {
             }
             self.second.note(giver, bytes);
         }
-        self.second.streams().map(Stream::point).collect()
+        let streams = self.second.streams().into_iter().flatten();
+        streams.map(Stream::point).collect()
     }
 
     /// Reduces this rank's share of all inputs, into all outputs.

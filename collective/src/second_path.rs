@@ -15,10 +15,8 @@ use crate::members::Members;
 
 /// Bytes that are copied at once: fewer are slower, more delay the first copy out.
 pub(crate) const CHUNK: u64 = 4 << 20;
-/// Streams in each direction, which copy chunks in turn: one alone pauses between chunks.
-const LANES: usize = 2;
-/// Slots of a lane of a rank.
-const SLOTS: u32 = 6;
+/// Slots of a rank.
+const SLOTS: u32 = 8;
 /// Bytes of a word: it has a line of its own.
 const WORD: u64 = 64;
 const PAGE: u64 = 4096;
@@ -36,16 +34,16 @@ pub(crate) struct SecondPath {
     device: Device,
     open: Option<Open>,
     has_failed: bool,
-    /// How many chunks each rank has given on each lane.
-    given: Vec<[u32; LANES]>,
+    /// How many chunks each rank has given.
+    given: Vec<u32>,
 }
 
 #[derive(Debug)]
 struct Open {
     pinned: Memory,
     /// The streams that copy chunks of this rank into slots, and those of others out.
-    give: [Stream; LANES],
-    take: [Stream; LANES],
+    give: Stream,
+    take: Stream,
 }
 
 impl SecondPath {
@@ -59,26 +57,25 @@ impl SecondPath {
     pub(crate) fn new(members: Arc<Members>, first_word: usize, device: &Device) -> Self {
         let first = (first_word as u64 * size_of::<u64>() as u64).next_multiple_of(PAGE);
         let ranks = members.count();
-        let given = vec![[0; LANES]; ranks as usize];
+        let given = vec![0; ranks as usize];
         let has_failed = !(2..=MAX_RANKS).contains(&ranks);
         Self { members, first, device: device.clone(), open: None, has_failed, given }
     }
 
-    /// Words: of each lane of a rank how many chunks it has given, and how many each other rank has taken
-    /// of it.
-    fn word_at(ranks: u32, giver: u32, lane: usize, taker: Option<u32>) -> u64 {
-        let lane = u64::from(giver) * LANES as u64 + lane as u64;
-        (lane * (u64::from(ranks) + 1) + taker.map_or(0, |it| 1 + u64::from(it))) * WORD
+    /// Words: of each rank how many chunks it has given, and how many each other one has taken of it.
+    fn word_at(ranks: u32, giver: u32, taker: Option<u32>) -> u64 {
+        let index = u64::from(giver) * (u64::from(ranks) + 1) + taker.map_or(0, |it| 1 + u64::from(it));
+        index * WORD
     }
 
     fn slots_at(ranks: u32) -> u64 {
-        Self::word_at(ranks, ranks, 0, None).next_multiple_of(PAGE)
+        Self::word_at(ranks, ranks, None).next_multiple_of(PAGE)
     }
 
     /// Returns whether it has space for so many bytes more of each rank.
     fn has_numbers(&self, bytes: u64) -> bool {
         let chunks = bytes / CHUNK + 1;
-        self.given.iter().flatten().all(|given| u64::from(*given) + chunks < u64::from(BEYOND))
+        self.given.iter().all(|given| u64::from(*given) + chunks < u64::from(BEYOND))
     }
 
     /// Pins the memory, once. Returns whether this rank can use the path for so many bytes.
@@ -97,59 +94,43 @@ impl SecondPath {
 
     fn pin(&self) -> Result<Open, Box<dyn std::error::Error>> {
         let pinned = transfer::pin(self.members.segment(), &self.device)?;
-        let streams = || -> gpu::Result<_> { Ok([self.device.stream()?, self.device.stream()?]) };
-        Ok(Open { pinned, give: streams()?, take: streams()? })
+        Ok(Open { pinned, give: self.device.stream()?, take: self.device.stream()? })
     }
 
-    fn word(
-        &self,
-        open: &Open,
-        giver: u32,
-        lane: usize,
-        taker: Option<u32>,
-    ) -> gpu::Result<Slice> {
-        let at = self.first + Self::word_at(self.members.count(), giver, lane, taker);
+    fn word(&self, open: &Open, giver: u32, taker: Option<u32>) -> gpu::Result<Slice> {
+        let at = self.first + Self::word_at(self.members.count(), giver, taker);
         open.pinned.slice(at, size_of::<u32>() as u64)
     }
 
-    /// The slot of a chunk, by its number on the lane.
-    fn slot(
-        &self,
-        open: &Open,
-        giver: u32,
-        lane: usize,
-        number: u32,
-        bytes: u64,
-    ) -> gpu::Result<Slice> {
-        let lane = u64::from(giver) * LANES as u64 + lane as u64;
-        let slot = lane * u64::from(SLOTS) + u64::from(number % SLOTS);
+    fn slot(&self, open: &Open, giver: u32, chunk: u32, bytes: u64) -> gpu::Result<Slice> {
+        let slot = u64::from(giver) * u64::from(SLOTS) + u64::from(chunk % SLOTS);
         let at = self.first + Self::slots_at(self.members.count()) + slot * CHUNK;
         open.pinned.slice(at, bytes)
     }
 
     /// The streams of the path: they follow what the caller lets them wait for.
-    pub(crate) fn streams(&self) -> impl Iterator<Item = &Stream> {
-        self.open.iter().flat_map(|open| open.give.iter().chain(&open.take))
+    pub(crate) fn streams(&self) -> Option<[&Stream; 2]> {
+        self.open.as_ref().map(|open| [&open.give, &open.take])
     }
 
     /// Gives bytes of this rank to all others.
     pub(crate) fn give(&self, from: &Slice) -> gpu::Result<()> {
         let Some(open) = &self.open else { return Ok(()) };
         let own = self.members.rank();
-        let mut given = self.given[own as usize];
-        for (chunk, at) in (0..from.length()).step_by(CHUNK as usize).enumerate() {
-            let (bytes, lane) = (CHUNK.min(from.length() - at), chunk % LANES);
-            let (stream, number) = (&open.give[lane], &mut given[lane]);
+        let others = || (0..self.members.count()).filter(|rank| *rank != own);
+        let ready = self.word(open, own, None)?;
+        let mut number = self.given[own as usize];
+        for at in (0..from.length()).step_by(CHUNK as usize) {
+            let bytes = CHUNK.min(from.length() - at);
             // Until the others have taken the chunk that was in this slot.
-            if let Some(taken) = (*number + 1).checked_sub(SLOTS) {
-                for other in (0..self.members.count()).filter(|rank| *rank != own) {
-                    stream.wait_for_word(&self.word(open, own, lane, Some(other))?, taken)?;
+            if let Some(taken) = (number + 1).checked_sub(SLOTS) {
+                for other in others() {
+                    open.give.wait_for_word(&self.word(open, own, Some(other))?, taken)?;
                 }
             }
-            let slot = self.slot(open, own, lane, *number, bytes)?;
-            stream.copy(&slot, &from.slice(at, bytes)?)?;
-            *number += 1;
-            stream.write_word(&self.word(open, own, lane, None)?, *number)?;
+            open.give.copy(&self.slot(open, own, number, bytes)?, &from.slice(at, bytes)?)?;
+            number += 1;
+            open.give.write_word(&ready, number)?;
         }
         Ok(())
     }
@@ -157,25 +138,26 @@ impl SecondPath {
     /// Takes bytes of another rank.
     pub(crate) fn take(&self, giver: u32, to: &Slice) -> gpu::Result<()> {
         let Some(open) = &self.open else { return Ok(()) };
-        let own = Some(self.members.rank());
-        let mut given = self.given[giver as usize];
-        for (chunk, at) in (0..to.length()).step_by(CHUNK as usize).enumerate() {
-            let (bytes, lane) = (CHUNK.min(to.length() - at), chunk % LANES);
-            let (stream, number) = (&open.take[lane], &mut given[lane]);
-            let slot = self.slot(open, giver, lane, *number, bytes)?;
-            *number += 1;
-            stream.wait_for_word(&self.word(open, giver, lane, None)?, *number)?;
-            stream.copy(&to.slice(at, bytes)?, &slot)?;
-            stream.write_word(&self.word(open, giver, lane, own)?, *number)?;
+        let (ready, taken) = (
+            self.word(open, giver, None)?,
+            self.word(open, giver, Some(self.members.rank()))?,
+        );
+        let mut number = self.given[giver as usize];
+        for at in (0..to.length()).step_by(CHUNK as usize) {
+            let bytes = CHUNK.min(to.length() - at);
+            let slot = self.slot(open, giver, number, bytes)?;
+            number += 1;
+            open.take.wait_for_word(&ready, number)?;
+            open.take.copy(&to.slice(at, bytes)?, &slot)?;
+            open.take.write_word(&taken, number)?;
         }
         Ok(())
     }
 
     /// Notes that a rank has given so many bytes, which all others have taken: all ranks do so.
     pub(crate) fn note(&mut self, giver: u32, bytes: u64) {
-        for chunk in 0..bytes.div_ceil(CHUNK) as usize {
-            self.given[giver as usize][chunk % LANES] += 1;
-        }
+        let chunks = bytes.div_ceil(CHUNK) as u32;
+        self.given[giver as usize] += chunks;
     }
 
     /// What lets streams continue that wait for words.
@@ -185,7 +167,7 @@ impl SecondPath {
 }
 
 fn ranks_bytes(ranks: u32) -> u64 {
-    u64::from(ranks) * LANES as u64 * u64::from(SLOTS) * CHUNK
+    u64::from(ranks) * u64::from(SLOTS) * CHUNK
 }
 
 /// Lets streams continue that wait for words, when operations are given up.
@@ -201,9 +183,9 @@ impl ReleaseWords {
         if !(2..=MAX_RANKS).contains(&ranks) {
             return;
         }
-        for (giver, lane) in (0..ranks).flat_map(|giver| (0..LANES).map(move |lane| (giver, lane))) {
+        for giver in 0..ranks {
             for taker in std::iter::once(None).chain((0..ranks).map(Some)) {
-                let at = self.first + SecondPath::word_at(ranks, giver, lane, taker);
+                let at = self.first + SecondPath::word_at(ranks, giver, taker);
                 let first_word = at as usize / size_of::<u64>();
                 let Some(word) = self.members.memory(first_word, size_of::<u32>()) else { continue };
                 // SAFETY: a word of the segment, which stays mapped; devices write it as a whole.
@@ -266,20 +248,17 @@ mod tests {
                 for round in 0..5 {
                     let bytes = |rank: u32| pattern(BYTES as usize, u64::from(rank + 10 * round));
                     stream.upload(&input.whole(), &bytes(own), gpu::DEFAULT_TIMEOUT).unwrap();
-                    let wait = |path: &SecondPath| {
-                        path.streams().try_for_each(|it| it.synchronize(gpu::DEFAULT_TIMEOUT))
-                    };
                     path.give(&input.whole()).unwrap();
                     for giver in (0..ranks).filter(|giver| *giver != own) {
                         path.take(giver, &output.whole()).unwrap();
-                        let mut takes = path.streams().skip(LANES);
-                        takes.try_for_each(|it| it.synchronize(gpu::DEFAULT_TIMEOUT)).unwrap();
+                        let [_, take] = path.streams().unwrap();
                         let mut found = vec![0; BYTES as usize];
-                        stream.download(&output.whole(), &mut found, gpu::DEFAULT_TIMEOUT).unwrap();
+                        take.download(&output.whole(), &mut found, gpu::DEFAULT_TIMEOUT).unwrap();
                         assert!(found == bytes(giver), "round {round}");
                     }
                     (0..ranks).for_each(|giver| path.note(giver, BYTES));
-                    wait(&path).unwrap();
+                    let [give, _] = path.streams().unwrap();
+                    give.synchronize(gpu::DEFAULT_TIMEOUT).unwrap();
                 }
             });
         }
@@ -295,10 +274,11 @@ mod tests {
             path.give(&memory.whole()).unwrap();
             path.take(1, &memory.whole()).unwrap();
             path.note(0, memory.length());
-            assert!(path.streams().all(|stream| !stream.is_done().unwrap()));
+            let [give, take] = path.streams().unwrap();
+            assert!(!give.is_done().unwrap() && !take.is_done().unwrap());
             let began = Instant::now();
             path.release().run();
-            for stream in path.streams() {
+            for stream in [give, take] {
                 stream.synchronize(gpu::DEFAULT_TIMEOUT).unwrap();
             }
             assert!(began.elapsed() < Duration::from_secs(2));
