@@ -17,7 +17,7 @@ use ipc::{MappedWords, WordRange, Words};
 
 use crate::controller::{Choices, Controller};
 use crate::domain_key::{CommDomainKey, digest};
-use crate::domain_options::{DomainOptions, Kind, JOIN, segment_too_small};
+use crate::domain_options::{DomainOptions, JOIN, Kind, segment_too_small};
 use crate::error::{Error, ErrorKind, Result};
 use crate::members::Members;
 use crate::operation::OpKey;

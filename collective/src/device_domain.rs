@@ -165,9 +165,8 @@ impl DeviceDomain {
         let offer = Offer::new(bytes, descriptors.map_err(&failed)?);
         let build = digest([HALF_BYTES, ONE_STEP_BYTES, Exchange::WORD_BYTES]);
         let kind = Kind::new("devices", build);
-        let words = |ranks| {
-            BufferAgreement::required_words(ranks) + SecondPath::required_words(ranks)
-        };
+        let words =
+            |ranks| BufferAgreement::required_words(ranks) + SecondPath::required_words(ranks);
         let joined = options.join(kind, key, rank, None, words, offer)?;
         let first_extra = joined.first_extra();
         let (members, offers) = joined.into_members();

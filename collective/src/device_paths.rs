@@ -106,7 +106,8 @@ pub(crate) struct DevicePaths {
 impl DevicePaths {
     pub(crate) fn new(rank: u32, ranks: u32, fixed: Option<Parameters>) -> Self {
         let choices = |key: OpKey| {
-            let first_alpha = can_split(key.operation, key.size_class.largest()).then_some(FIRST_ALPHA);
+            let first_alpha =
+                can_split(key.operation, key.size_class.largest()).then_some(FIRST_ALPHA);
             Choices { candidates: vec![Parameters::default()], first_alpha }
         };
         Self {
@@ -291,10 +292,9 @@ mod tests {
 
     #[test]
     fn rank_without_second_path_keeps_all_on_the_fast_one() {
-        let mut ranks = [0, 1].map(|rank| DevicePaths::new(rank, 2, Some(Parameters {
-            alpha: 900,
-            ..Parameters::default()
-        })));
+        let mut ranks = [0, 1].map(|rank| {
+            DevicePaths::new(rank, 2, Some(Parameters { alpha: 900, ..Parameters::default() }))
+        });
         for can_use in [false, true] {
             let remarks = [ranks[0].remark(key(), true), ranks[1].remark(key(), can_use)];
             let agreed = ranks.each_mut().map(|rank| rank.agree(key(), &remarks));

@@ -3,13 +3,12 @@
 //! A rank that gives copies chunks into its slots, and the others copy them out. Streams of the devices wait
 //! for words in that memory, so that no host does. It carries the part of an operation that the fast path
 //! leaves, while that carries the rest.
-#![allow(unsafe_code)]
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::Acquire;
 
 use gpu::{Device, Memory, Slice, Stream};
+use ipc::Words;
 
 use crate::members::Members;
 
@@ -64,7 +63,8 @@ impl SecondPath {
 
     /// Words: of each rank how many chunks it has given, and how many each other one has taken of it.
     fn word_at(ranks: u32, giver: u32, taker: Option<u32>) -> u64 {
-        let index = u64::from(giver) * (u64::from(ranks) + 1) + taker.map_or(0, |it| 1 + u64::from(it));
+        let index =
+            u64::from(giver) * (u64::from(ranks) + 1) + taker.map_or(0, |it| 1 + u64::from(it));
         index * WORD
     }
 
@@ -138,10 +138,8 @@ impl SecondPath {
     /// Takes bytes of another rank.
     pub(crate) fn take(&self, giver: u32, to: &Slice) -> gpu::Result<()> {
         let Some(open) = &self.open else { return Ok(()) };
-        let (ready, taken) = (
-            self.word(open, giver, None)?,
-            self.word(open, giver, Some(self.members.rank()))?,
-        );
+        let (ready, taken) =
+            (self.word(open, giver, None)?, self.word(open, giver, Some(self.members.rank()))?);
         let mut number = self.given[giver as usize];
         for at in (0..to.length()).step_by(CHUNK as usize) {
             let bytes = CHUNK.min(to.length() - at);
@@ -187,13 +185,11 @@ impl ReleaseWords {
             for taker in std::iter::once(None).chain((0..ranks).map(Some)) {
                 let at = self.first + SecondPath::word_at(ranks, giver, taker);
                 let first_word = at as usize / size_of::<u64>();
-                let Some(word) = self.members.memory(first_word, size_of::<u32>()) else { continue };
-                // SAFETY: a word of the segment, which stays mapped; devices write it as a whole.
-                let word = unsafe { &*word.cast::<AtomicU32>() };
-                // Once: several ranks may do so.
-                let found = word.load(Acquire);
-                if found < BEYOND {
-                    let _ = word.compare_exchange(found, found | BEYOND, Release, Acquire);
+                let Some(word) = self.members.part(first_word, 1) else { continue };
+                // Devices write its lower half. Once: several ranks may do so.
+                let found = word.load(0, Acquire);
+                if found < u64::from(BEYOND) {
+                    let _ = word.compare_exchange(0, found, found | u64::from(BEYOND));
                 }
             }
         }
@@ -242,7 +238,8 @@ mod tests {
         for ranks in [2, 3] {
             run(ranks, |mut path, device| {
                 let own = path.members.rank();
-                let (input, output) = (device.allocate(BYTES).unwrap(), device.allocate(BYTES).unwrap());
+                let (input, output) =
+                    (device.allocate(BYTES).unwrap(), device.allocate(BYTES).unwrap());
                 let stream = device.stream().unwrap();
                 // Slots are used again.
                 for round in 0..5 {

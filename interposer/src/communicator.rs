@@ -428,7 +428,14 @@ fn join(
     if !is_joined {
         return Err(other());
     }
-    Ok(Domain { engine, log, pending: VecDeque::new(), last: None, has_several_streams: false, failure: None })
+    Ok(Domain {
+        engine,
+        log,
+        pending: VecDeque::new(),
+        last: None,
+        has_several_streams: false,
+        failure: None,
+    })
 }
 
 /// A digest that is the same in all processes (FNV-1a).

@@ -12,8 +12,13 @@ const WORD: usize = size_of::<u64>();
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Copies bytes that other processes may write at the same time. So the C library copies: the
-/// compiler assumes nothing about it.
+/// From this length on bytes are copied by vector registers. The C library uses `rep movsb` then, up to about
+/// a MiB: on AMD Zen a twentieth as fast (2 GB/s) where the target begins 1 to 47 bytes behind the source,
+/// modulo 4096, as a large vector does behind memory that was mapped.
+const MIN_VECTORS: usize = 2048;
+
+/// Copies bytes that other processes may write at the same time. So the C library or assembly copies: the
+/// compiler assumes nothing about them.
 ///
 /// ```
 /// let (from, mut to) = ([1, 2, 3], [0; 3]);
@@ -24,9 +29,82 @@ const LINE: usize = 64;
 ///
 /// # Safety
 /// Both ranges are mapped, and only the caller holds references to their bytes.
+#[inline]
 pub unsafe fn copy(to: *mut u8, from: *const u8, length: usize) {
-    // SAFETY: the caller's promise.
-    unsafe { libc::memmove(to.cast(), from.cast(), length) };
+    let is_apart = to.addr().abs_diff(from.addr()) >= length;
+    let copied = if length >= MIN_VECTORS && is_apart {
+        // SAFETY: the caller's promise; the ranges do not overlap.
+        unsafe { copy_vectors(to, from, length) }
+    } else {
+        0
+    };
+    // SAFETY: the caller's promise, for the rest.
+    unsafe { libc::memmove(to.add(copied).cast(), from.add(copied).cast(), length - copied) };
+}
+
+/// Copies bytes by vector registers, as far as these are whole. Returns how many were copied.
+///
+/// # Safety
+/// As for [`copy`]; the ranges do not overlap.
+#[cfg(target_arch = "x86_64")]
+unsafe fn copy_vectors(to: *mut u8, from: *const u8, length: usize) -> usize {
+    let blocks = length / BLOCK;
+    if blocks == 0 || !std::arch::is_x86_feature_detected!("avx") {
+        return 0;
+    }
+    // SAFETY: the processor has these registers; whole blocks of the ranges.
+    unsafe { copy_blocks(to, from, blocks) };
+    blocks * BLOCK
+}
+
+/// Bytes that are copied in one turn.
+#[cfg(target_arch = "x86_64")]
+const BLOCK: usize = 128;
+
+/// Copies blocks.
+///
+/// # Safety
+/// As for [`copy_vectors`]; there is at least one block.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx")]
+unsafe fn copy_blocks(to: *mut u8, from: *const u8, blocks: usize) {
+    // SAFETY: reads and writes only the blocks. Other processes may write them: the compiler assumes nothing
+    // about them.
+    unsafe {
+        std::arch::asm!(
+            "2:",
+            "vmovdqu {a}, [{from}]",
+            "vmovdqu {b}, [{from} + 32]",
+            "vmovdqu {c}, [{from} + 64]",
+            "vmovdqu {d}, [{from} + 96]",
+            "vmovdqu [{to}], {a}",
+            "vmovdqu [{to} + 32], {b}",
+            "vmovdqu [{to} + 64], {c}",
+            "vmovdqu [{to} + 96], {d}",
+            "sub {from}, -128",
+            "sub {to}, -128",
+            "dec {blocks}",
+            "jnz 2b",
+            "vzeroupper",
+            from = inout(reg) from => _,
+            to = inout(reg) to => _,
+            blocks = inout(reg) blocks => _,
+            a = out(ymm_reg) _,
+            b = out(ymm_reg) _,
+            c = out(ymm_reg) _,
+            d = out(ymm_reg) _,
+            options(nostack),
+        );
+    }
+}
+
+/// Copies nothing.
+///
+/// # Safety
+/// None needed.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn copy_vectors(_: *mut u8, _: *const u8, _: usize) -> usize {
+    0
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,20 +264,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_around_caches_have_all_bytes() {
-        let source: Vec<u8> = (0..5000_u32).map(|at| (at * 31 + at / 250) as u8).collect();
-        for length in [0, 1, 63, 64, 65, 127, 200, 4096] {
+    fn copies_have_all_bytes_and_no_others() {
+        let source: Vec<u8> = (0..9000_u32).map(|at| (at * 31 + at / 250) as u8).collect();
+        for length in [0, 1, 63, 64, 65, 127, 200, 2047, 2048, 2049, 4096, 8191] {
             for (to, from) in [(0, 0), (1, 0), (0, 1), (63, 64), (17, 33)] {
-                let mut target = vec![0; 5000];
-                let mut expected = target.clone();
-                expected[to..to + length].copy_from_slice(&source[from..from + length]);
-                // SAFETY: inside of both vectors.
-                unsafe {
-                    let (to, from) = (target.as_mut_ptr().add(to), source.as_ptr().add(from));
-                    copy_around_caches(to, from, length);
+                for copies in [copy, copy_around_caches] {
+                    let mut target = vec![0; 9000];
+                    let mut expected = target.clone();
+                    expected[to..to + length].copy_from_slice(&source[from..from + length]);
+                    // SAFETY: inside of both vectors.
+                    unsafe {
+                        let (to, from) = (target.as_mut_ptr().add(to), source.as_ptr().add(from));
+                        copies(to, from, length);
+                    }
+                    assert!(target == expected, "{length} bytes from {from} to {to}");
                 }
-                assert!(target == expected, "{length} bytes from {from} to {to}");
             }
+        }
+    }
+
+    #[test]
+    fn ranges_that_overlap_are_copied_as_if_they_did_not() {
+        for (to, from) in [(0, 100), (100, 0), (4000, 0)] {
+            let mut bytes: Vec<u8> = (0..9000_u32).map(|at| (at * 31 + at / 250) as u8).collect();
+            let mut expected = bytes.clone();
+            expected.copy_within(from..from + 5000, to);
+            let start = bytes.as_mut_ptr();
+            // SAFETY: inside of the vector.
+            unsafe { copy(start.add(to), start.add(from), 5000) };
+            assert!(bytes == expected, "from {from} to {to}");
         }
     }
 

@@ -156,7 +156,8 @@ impl OnDevice {
         let (Some(nccl), Some(stream)) = (&self.nccl, &self.default_stream) else {
             return Ok(None);
         };
-        let windows = self.windows.as_ref().map(|(input, output)| (input.address(), output.address()));
+        let windows =
+            self.windows.as_ref().map(|(input, output)| (input.address(), output.address()));
         let (from, to) = windows.unwrap_or_else(|| self.addresses());
         let run = || -> Result<Duration, Failure> {
             let began = Instant::now();

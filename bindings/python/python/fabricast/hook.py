@@ -3,11 +3,11 @@
     python -m fabricast.hook python train.py
 """
 
-import os
-import pathlib
-import sys
+from . import _preload
 
 __all__ = ["path"]
+
+_NAME = "libfabricast_hook.so"
 
 
 def path() -> str:
@@ -17,19 +17,8 @@ def path() -> str:
     >>> fabricast.hook.path().endswith("libfabricast_hook.so")
     True
     """
-    return str(pathlib.Path(__file__).with_name("libfabricast_hook.so"))
-
-
-def _main() -> None:
-    if len(sys.argv) < 2:
-        sys.exit(f"usage: {pathlib.Path(sys.executable).name} -m fabricast.hook PROGRAM [ARGUMENT...]")
-    before = os.environ.get("LD_PRELOAD")
-    os.environ["LD_PRELOAD"] = f"{path()}:{before}" if before else path()
-    try:
-        os.execvp(sys.argv[1], sys.argv[1:])
-    except OSError as error:
-        sys.exit(f"{sys.argv[1]}: {error.strerror}")
+    return _preload.path(_NAME)
 
 
 if __name__ == "__main__":
-    _main()
+    _preload.main("fabricast.hook", _NAME)

@@ -134,7 +134,12 @@ fn train_serially(parameters: usize, steps: u32, ranks: u32) -> Vec<f32> {
 }
 
 /// Times of the reduction of so many numbers.
-fn measure(domain: &mut CommDomain, count: usize, repeat: u32, timeout: Duration) -> Result<Samples> {
+fn measure(
+    domain: &mut CommDomain,
+    count: usize,
+    repeat: u32,
+    timeout: Duration,
+) -> Result<Samples> {
     let mut numbers = vec![1.0_f32; count];
     let mut samples = Samples::default();
     for turn in 0..repeat + 3 {

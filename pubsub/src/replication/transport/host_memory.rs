@@ -8,6 +8,7 @@ use fabric::{MemoryRegion, RegionSlice};
 use gpu::{Device, Implementation, Memory, Slice};
 use ipc::{Layout, Segment};
 use nix::libc;
+use transfer::host_copy;
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -59,7 +60,7 @@ impl MappedSpan {
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let target = self.part(offset, bytes.len())?;
         // SAFETY: inside the memory, which stays mapped; as in `unload`.
-        unsafe { libc::memmove(target.cast(), bytes.as_ptr().cast(), bytes.len()) };
+        unsafe { host_copy::copy(target, bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
 
@@ -68,7 +69,7 @@ impl MappedSpan {
         let from = self.part(offset, length)?;
         let mut bytes = vec![0_u8; length];
         // SAFETY: inside the memory, which stays mapped; as in `unload`.
-        unsafe { libc::memmove(bytes.as_mut_ptr().cast(), from.cast(), length) };
+        unsafe { host_copy::copy(bytes.as_mut_ptr(), from, length) };
         Ok(bytes)
     }
 }
@@ -120,9 +121,9 @@ pub(crate) fn unload(
     check_range(length, to, at)?;
     let target = (to.address() + at) as *mut libc::c_void;
     // SAFETY: both ranges are mapped and were checked; the view and the slice keep their memories.
-    // Other threads or devices may access both meanwhile: so the C library copies, of which the
-    // compiler assumes nothing, and no reference to the bytes exists.
-    unsafe { libc::memmove(target, view.as_ptr().wrapping_add(from).cast(), length) };
+    // Other threads or devices may access both meanwhile: the compiler assumes nothing about the
+    // bytes, and no reference to them exists.
+    unsafe { host_copy::copy(target.cast(), view.as_ptr().wrapping_add(from), length) };
     Ok(())
 }
 
@@ -145,7 +146,7 @@ pub(crate) fn unload_part(from: &RegionSlice, to: &Slice, at: u64) -> Result<()>
     check_range(from.len(), to, at)?;
     let target = (to.address() + at) as *mut libc::c_void;
     // SAFETY: as in `unload`; the slice of a region keeps its memory, too.
-    unsafe { libc::memmove(target, from.as_ptr().cast(), from.len()) };
+    unsafe { host_copy::copy(target.cast(), from.as_ptr(), from.len()) };
     Ok(())
 }
 
@@ -158,8 +159,8 @@ pub(crate) fn gather(from: &Slice, length: usize, to: &MemoryRegion, at: usize) 
     if !is_inside || !is_host(from.memory()) {
         return Err(refuse("copy message out"));
     }
-    let target = to.as_ptr().wrapping_add(at).cast();
+    let target = to.as_ptr().wrapping_add(at).cast::<u8>();
     // SAFETY: as in `unload`.
-    unsafe { libc::memmove(target, from.address() as *const libc::c_void, length) };
+    unsafe { host_copy::copy(target, from.address() as *const u8, length) };
     Ok(())
 }

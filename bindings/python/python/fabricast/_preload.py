@@ -1,0 +1,20 @@
+"""Programs that run with a library of the package preloaded."""
+
+import os
+import pathlib
+import sys
+
+
+def path(name: str) -> str:
+    return str(pathlib.Path(__file__).with_name(name))
+
+
+def main(module: str, name: str) -> None:
+    if len(sys.argv) < 2:
+        sys.exit(f"usage: {pathlib.Path(sys.executable).name} -m {module} PROGRAM [ARGUMENT...]")
+    before = os.environ.get("LD_PRELOAD")
+    os.environ["LD_PRELOAD"] = f"{path(name)}:{before}" if before else path(name)
+    try:
+        os.execvp(sys.argv[1], sys.argv[1:])
+    except OSError as error:
+        sys.exit(f"{sys.argv[1]}: {error.strerror}")
