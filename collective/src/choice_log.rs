@@ -279,7 +279,9 @@ impl ChoiceLog {
             let word = number << CHOICE_BITS | check | proposal & (INDEX | SETTLED);
             let _ = self.words.compare_exchange(at, found, word);
         };
-        let is_measured = chosen & SETTLED == 0 || number.is_multiple_of(SAMPLED);
+        // Programs call the same operations in turn: not always those of the same keys are measured.
+        let is_sampled = digest([number]).is_multiple_of(SAMPLED);
+        let is_measured = chosen & SETTLED == 0 || is_sampled;
         let index = (chosen & INDEX) as usize;
         let parameters = self.candidates(key).get(index).copied().unwrap_or_default();
         let choice = Choice { number, key, parameters, is_measured };

@@ -95,7 +95,7 @@ fn open(group: &Group) -> Result<Opened> {
 }
 
 /// What all ranks contribute, or the same error on all.
-fn exchange<T: Serialize + DeserializeOwned>(
+pub(crate) fn exchange<T: Serialize + DeserializeOwned>(
     group: &mut Group,
     own: std::result::Result<T, String>,
     deadline: Instant,

@@ -14,6 +14,12 @@ use serde::{Deserialize, Serialize};
 /// What a rank sends before it leaves, and before a report.
 const LEAVE: u8 = 0x4c;
 const REPORT: u8 = 0x52;
+/// What a rank answers to the greeting of another one: a nonce and a rank.
+const ACCEPTED: u8 = 0x41;
+const GREETING: usize = 20;
+/// How long a rank waits for a greeting, and for one connection, at most.
+const GREETING_TIMEOUT: Duration = Duration::from_millis(200);
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long ranks try to connect, at most.
 const TIMEOUT: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_millis(1);
@@ -47,7 +53,8 @@ impl LivenessListener {
         self.address
     }
 
-    /// Connects to ranks, and waits for the connections of others.
+    /// Connects to ranks, and accepts the connections of others. A connection counts when the rank that accepts
+    /// it has said so.
     pub(crate) fn connect(
         self,
         own: u32,
@@ -56,31 +63,34 @@ impl LivenessListener {
         deadline: Instant,
     ) -> LivenessLinks {
         let deadline = deadline.min(Instant::now() + TIMEOUT);
-        let mut links = LivenessLinks::default();
-        for (rank, address) in to {
-            let left = deadline.saturating_duration_since(Instant::now()).max(RETRY);
-            let connected =
-                TcpStream::connect_timeout(&address.address, left).and_then(|mut it| {
-                    it.write_all(&[&address.nonce[..], &own.to_le_bytes()].concat())?;
-                    it.set_nonblocking(true)?;
-                    Ok(it)
-                });
-            match connected {
-                Ok(stream) => links.0.push(Link::new(*rank, stream)),
-                Err(error) => tracing::debug!(rank, %error, "no connection for liveness"),
-            }
-        }
-        let mut missing = from.to_vec();
+        std::thread::scope(|scope| {
+            let accepting = scope.spawn(|| self.accept_all(from, deadline));
+            let connect =
+                |(rank, address): &(u32, LivenessAddress)| match address.connect(own, deadline) {
+                    Ok(stream) => Some(Link::new(*rank, stream)),
+                    Err(error) => {
+                        tracing::debug!(rank, %error, "no connection for liveness");
+                        None
+                    }
+                };
+            let mut links: Vec<Link> = to.iter().filter_map(connect).collect();
+            links.extend(accepting.join().unwrap_or_default());
+            LivenessLinks(links)
+        })
+    }
+
+    fn accept_all(&self, from: &[u32], deadline: Instant) -> Vec<Link> {
+        let (mut missing, mut links) = (from.to_vec(), Vec::new());
         while !missing.is_empty() && Instant::now() < deadline {
             let Ok((stream, _)) = self.listener.accept() else {
                 std::thread::sleep(RETRY);
                 continue;
             };
-            if let Some((rank, stream)) = self.welcome(stream, deadline)
+            if let Some((rank, stream)) = self.accept(stream)
                 && let Some(at) = missing.iter().position(|other| *other == rank)
             {
                 missing.swap_remove(at);
-                links.0.push(Link::new(rank, stream));
+                links.push(Link::new(rank, stream));
             }
         }
         if !missing.is_empty() {
@@ -90,16 +100,51 @@ impl LivenessListener {
     }
 
     /// The rank of a connection; None if it is of another program.
-    fn welcome(&self, mut stream: TcpStream, deadline: Instant) -> Option<(u32, TcpStream)> {
-        let left = deadline.saturating_duration_since(Instant::now()).max(RETRY);
-        stream.set_nonblocking(false).ok()?;
-        stream.set_read_timeout(Some(left)).ok()?;
-        let (mut nonce, mut rank) = ([0; 16], [0; 4]);
-        stream.read_exact(&mut nonce).ok()?;
-        stream.read_exact(&mut rank).ok()?;
+    fn accept(&self, mut stream: TcpStream) -> Option<(u32, TcpStream)> {
         stream.set_nonblocking(true).ok()?;
-        (nonce == self.address.nonce).then_some((u32::from_le_bytes(rank), stream))
+        let mut greeting = [0; GREETING];
+        read_until(&mut stream, &mut greeting, Instant::now() + GREETING_TIMEOUT).ok()?;
+        let (nonce, rank) = greeting.split_at(16);
+        if nonce != self.address.nonce {
+            return None;
+        }
+        stream.write_all(&[ACCEPTED]).ok()?;
+        Some((u32::from_le_bytes(rank.try_into().ok()?), stream))
     }
+}
+
+impl LivenessAddress {
+    fn connect(&self, own: u32, deadline: Instant) -> std::io::Result<TcpStream> {
+        let left = deadline.saturating_duration_since(Instant::now()).max(RETRY);
+        let mut stream = TcpStream::connect_timeout(&self.address, left.min(CONNECT_TIMEOUT))?;
+        stream.write_all(&[&self.nonce[..], &own.to_le_bytes()].concat())?;
+        stream.set_nonblocking(true)?;
+        let mut answer = [0];
+        read_until(&mut stream, &mut answer, deadline)?;
+        match answer {
+            [ACCEPTED] => Ok(stream),
+            _ => Err(std::io::Error::new(ErrorKind::InvalidData, "another program answers")),
+        }
+    }
+}
+
+/// Reads so many bytes before a deadline.
+fn read_until(stream: &mut TcpStream, bytes: &mut [u8], deadline: Instant) -> std::io::Result<()> {
+    let mut read = 0;
+    while read < bytes.len() {
+        match stream.read(&mut bytes[read..]) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => read += count,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                if Instant::now() >= deadline {
+                    return Err(ErrorKind::TimedOut.into());
+                }
+                std::thread::sleep(RETRY);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Bytes of a report.
@@ -153,6 +198,10 @@ impl Link {
         }
         if !is_open {
             messages.push((self.rank, LivenessMessage::Ended));
+        }
+        // What is no message is not kept.
+        if self.received.first().is_some_and(|first| *first != REPORT) {
+            self.received.clear();
         }
         is_open
     }

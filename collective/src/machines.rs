@@ -86,7 +86,11 @@ impl Machines {
         let local = topology.local().to_vec();
         let local_key = CommDomainKey { ranks: local.clone(), ..key.clone() };
         let place = topology.own_place() as u32;
-        let machine = MachineDomain::join(&local_key, place, Some(&local), options)?;
+        let machine = MachineDomain::join(&local_key, place, Some(&local), options);
+        // A rank that cannot take part would look as if it had ended.
+        let joined = machine.as_ref().map(|_| ()).map_err(ToString::to_string);
+        introduction::exchange(group, joined, deadline)?;
+        let machine = machine?;
         let everyone: Vec<u32> = (0..group.size()).collect();
         let counterparts = topology.counterparts().filter(|_| local.len() > 1);
         let sets = Sets {
@@ -180,6 +184,7 @@ impl Machines {
                 announcement: call.encode(),
                 signature: self.calls,
                 carried,
+                part: 0,
             },
             chunk,
             begun: None,
@@ -190,8 +195,11 @@ impl Machines {
         let done = unsafe {
             match counterparts {
                 Some(counterparts) if run.can_divide() => run.in_parts(counterparts),
-                Some(_) if run.moves_blocks() => run.move_blocks(beyond),
-                _ => run.among(all),
+                Some(_) if run.moves_blocks() => run.move_blocks(beyond, all),
+                _ => {
+                    let longest = run.longest(all)?;
+                    run.among(all, longest)
+                }
             }
         };
         let begun = run.begun;
@@ -218,7 +226,16 @@ fn build(topology: &Topology) -> u64 {
 
 /// What all ranks choose from.
 fn choices(key: OpKey) -> Choices {
-    let is_learnt = key.size_class.largest() >= LEARNT_BYTES && key.operation != Operation::Barrier;
+    // Of others some ranks do not know when all had begun.
+    let has_begin = matches!(
+        key.operation,
+        Operation::AllReduce
+            | Operation::Reduce
+            | Operation::ReduceScatter
+            | Operation::AllGather
+            | Operation::AllToAll
+    );
+    let is_learnt = key.size_class.largest() >= LEARNT_BYTES && has_begin;
     let with = |chunk_bits| Parameters { chunk_bits, ..Parameters::default() };
     let candidates = CHUNK_BITS.iter().filter(|_| is_learnt).map(|bits| with(*bits));
     Choices { candidates: candidates.collect(), first_alpha: None }
@@ -269,6 +286,7 @@ impl Run<'_> {
         let (begun, carried) = (on.begun(), on.carried());
         self.begun = self.begun.or(begun);
         self.call.carried = carried;
+        self.call.part += 1;
         done
     }
 
@@ -298,7 +316,8 @@ impl Run<'_> {
     ///
     /// # Safety
     /// As for [`Machines::run`].
-    unsafe fn move_blocks(&mut self, beyond: &RemoteSet) -> Outcome<()> {
+    unsafe fn move_blocks(&mut self, beyond: &RemoteSet, all: &RemoteSet) -> Outcome<()> {
+        let longest = self.longest(all)?;
         let checked = self.checked;
         let Call { operation, root, .. } = *checked.call();
         let local = self.topology.local().to_vec();
@@ -313,17 +332,26 @@ impl Run<'_> {
             let (from, to) = (blocks(checked.from()), blocks(checked.to()));
             let root = root.map(|_| root_place as u32);
             // SAFETY: the caller's promise.
-            unsafe { self.within(operation, root, from, to, checked.longest())? };
+            unsafe { self.within(operation, root, from, to, Some(longest))? };
         }
         // SAFETY: the caller's promise.
-        unsafe { self.among(beyond) }
+        unsafe { self.among(beyond, longest) }
+    }
+
+    /// The longest block of all ranks.
+    fn longest(&mut self, all: &RemoteSet) -> Outcome<usize> {
+        let checked = self.checked;
+        match checked.longest() {
+            Some(longest) => Ok(longest),
+            None => self.between(all, |on| exchange_lengths(on, checked)),
+        }
     }
 
     /// The operation as exchanges among the ranks of a set, which are all ranks.
     ///
     /// # Safety
     /// As for [`Machines::run`].
-    unsafe fn among(&mut self, all: &RemoteSet) -> Outcome<()> {
+    unsafe fn among(&mut self, all: &RemoteSet, longest: usize) -> Outcome<()> {
         let (checked, chunk, reduction) = (self.checked, self.chunk, self.reduction());
         let Call { operation, root, .. } = *checked.call();
         let root = root.unwrap_or(0);
@@ -332,10 +360,6 @@ impl Run<'_> {
         let (from, to) = (one(checked.from()), one(checked.to()));
         self.between(all, |on| {
             let count = on.count();
-            let longest = match checked.longest() {
-                Some(longest) => longest,
-                None => exchange_lengths(on, checked)?,
-            };
             // SAFETY: the caller's promise.
             unsafe {
                 match operation {

@@ -162,6 +162,39 @@ fn operations_between_machines_match_the_serial_reference_for_all_types() {
     });
 }
 
+/// Blocks of several chunks, of which more are under way than there are slots.
+#[test]
+fn large_blocks_of_all_operations_arrive_between_machines() {
+    const COUNT: usize = (1 << 20) + 5;
+    let parameters = Parameters { chunk_bits: 16, ..Parameters::default() };
+    let options = DomainOptions::new().fixed_parameters(parameters);
+    for machines in
+        [vec![vec![0], vec![1]], vec![vec![0], vec![1], vec![2]], vec![vec![0, 1], vec![2, 3]]]
+    {
+        run(&machines, &options, |mut domain| {
+            check_moves::<u8>(&mut domain, COUNT);
+            check_reductions::<u32>(&mut domain, &machines, ReduceOp::Sum, COUNT / 4);
+            domain.close(TIMEOUT).unwrap();
+        });
+    }
+}
+
+#[test]
+fn root_may_be_the_same_in_many_operations() {
+    let machines = [vec![0, 1], vec![2, 3]];
+    run(&machines, &DomainOptions::new(), |mut domain| {
+        for number in 0..400_u32 {
+            let mut elements = vec![if domain.rank() == 1 { number } else { 0 }; 7];
+            domain.broadcast(1, &mut elements, TIMEOUT).unwrap();
+            assert_eq!(elements, [number; 7]);
+            let mut all = if domain.rank() == 2 { vec![0; 4] } else { Vec::new() };
+            domain.gather(2, &[domain.rank() + number], &mut all, TIMEOUT).unwrap();
+            assert!(all.is_empty() || all == [number, number + 1, number + 2, number + 3]);
+        }
+        domain.close(TIMEOUT).unwrap();
+    });
+}
+
 #[test]
 fn different_calls_between_machines_are_reported_on_all_ranks_with_both_sides() {
     let began = Instant::now();

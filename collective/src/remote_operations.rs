@@ -27,8 +27,11 @@ pub(crate) unsafe fn gather(
     let (gives, gets) = (givers.contains(rank as u32), getters.contains(rank as u32));
     let chunk = chunk.min(on.payload_bytes());
     let chunks = longest.div_ceil(chunk).max(1);
-    let peers = on.peers().iter().copied();
-    let from: Vec<usize> = peers.filter(|rank| givers.contains(*rank as u32)).collect();
+    let of_peers = |ranks: Ranks, is_used: bool| -> Vec<usize> {
+        let peers = on.peers().iter().copied().filter(|_| is_used);
+        peers.filter(|rank| ranks.contains(*rank as u32)).collect()
+    };
+    let (to, from) = (of_peers(getters, gives), of_peers(givers, gets));
     if gives && gets {
         // SAFETY: both places are of this rank.
         unsafe { copy(blocks[rank].at(), own.at(), own.bytes()) };
@@ -36,22 +39,24 @@ pub(crate) unsafe fn gather(
     let mut published = 0;
     for read in 0..chunks {
         while published < chunks && on.may_publish() {
-            let part = if gives { own.part(published * chunk, chunk) } else { Place::NONE };
-            on.begin(Given::All(part.bytes()))?;
-            // SAFETY: the step has so many bytes.
-            unsafe { copy(on.target(0), part.at(), part.bytes()) };
-            on.publish()?;
+            if !to.is_empty() {
+                let part = own.part(published * chunk, chunk);
+                on.begin(Given::All(part.bytes()))?;
+                // SAFETY: the step has so many bytes.
+                unsafe { copy(on.target(0), part.at(), part.bytes()) };
+            }
+            on.publish(&to)?;
             published += 1;
         }
-        if read == 0 && givers == Ranks::All {
+        if read == 0 && givers == Ranks::All && getters == Ranks::All {
             on.wait_for_all()?;
         }
-        for other in from.iter().filter(|_| gets) {
+        for other in &from {
             let part = blocks[*other].part(read * chunk, chunk);
             // SAFETY: the rank has given so many bytes; the caller's promise for the block.
             unsafe { copy(part.at(), on.source(*other, part.bytes())?, part.bytes()) };
         }
-        on.end();
+        on.end(&from);
     }
     on.finish()
 }
@@ -82,9 +87,13 @@ pub(crate) unsafe fn scatter(
     let mut published = 0;
     for read in 0..chunks {
         while published < chunks && on.may_publish() {
-            let each = if gives { chunk.min(longest - published * chunk) } else { 0 };
-            // SAFETY: as `give_parts` requires.
-            unsafe { give_parts(on, own, published * chunk, chunk, each)? };
+            if gives {
+                let each = chunk.min(longest - published * chunk);
+                // SAFETY: as `give_parts` requires.
+                unsafe { give_parts(on, own, published * chunk, chunk, each)? };
+            } else {
+                on.publish(&[])?;
+            }
             published += 1;
         }
         if read == 0 && givers == Ranks::All {
@@ -95,7 +104,7 @@ pub(crate) unsafe fn scatter(
             // SAFETY: the rank has given so many bytes; the caller's promise for the block.
             unsafe { copy(part.at(), on.source(*other, part.bytes())?, part.bytes()) };
         }
-        on.end();
+        on.end(&from);
     }
     on.finish()
 }
@@ -117,7 +126,7 @@ unsafe fn give_parts(
         // SAFETY: the step has so many bytes for each rank.
         unsafe { copy(on.target(*other), part.at(), part.bytes()) };
     }
-    on.publish()
+    on.publish(on.peers())
 }
 
 /// Reduces blocks of all ranks: each gets the reduction of those at its place. `own` are the blocks of
@@ -155,7 +164,7 @@ pub(crate) unsafe fn reduce_scatter(
         }
         // SAFETY: each source has so many bytes; the caller's promise for the target.
         unsafe { reduction.run(Stores::Cached, part.at(), &sources, part.bytes()) };
-        on.end();
+        on.end(on.peers());
     }
     on.finish()
 }
@@ -178,7 +187,7 @@ pub(crate) unsafe fn reduce_one_step(
         on.begin(Given::All(part.bytes()))?;
         // SAFETY: the step has so many bytes.
         unsafe { copy(on.target(0), part.at(), part.bytes()) };
-        on.publish()?;
+        on.publish(on.peers())?;
         on.wait_for_all()?;
         let target = to.part(offset, chunk);
         if getters.contains(rank as u32) {
@@ -192,7 +201,7 @@ pub(crate) unsafe fn reduce_one_step(
             // SAFETY: all ranks give chunks of so many bytes.
             unsafe { reduction.run(Stores::Cached, target.at(), &sources, target.bytes()) };
         }
-        on.end();
+        on.end(on.peers());
     }
     on.finish()
 }

@@ -47,15 +47,18 @@ pub(crate) struct StepHeader {
     pub(crate) call: [u64; 2],
     /// Bytes of the payload.
     pub(crate) bytes: u64,
+    /// The number of the operation, and of the step in it.
+    pub(crate) number: u64,
+    pub(crate) step: u64,
 }
 
 impl StepHeader {
     const MAGIC: u64 = 0x6661_6272_6963_7374;
 
     fn encode(&self) -> [u8; HEADER] {
-        let Self { signature, carried, call, bytes } = *self;
+        let Self { signature, carried, call, bytes, number, step } = *self;
         let mut encoded = [0; HEADER];
-        let words = [Self::MAGIC, signature, carried, call[0], call[1], bytes];
+        let words = [Self::MAGIC, signature, carried, call[0], call[1], bytes, number, step];
         for (at, word) in words.into_iter().enumerate() {
             encoded[at * 8..][..8].copy_from_slice(&word.to_le_bytes());
         }
@@ -73,6 +76,8 @@ impl StepHeader {
             carried: word(2),
             call: [word(3), word(4)],
             bytes,
+            number: word(6),
+            step: word(7),
         })
     }
 
@@ -126,8 +131,6 @@ struct RemoteRank {
     /// The parts of a message that is not complete.
     parts: Vec<u8>,
     arrived: Option<(StepHeader, Arrived)>,
-    /// Messages that are not needed any more, but have not come yet.
-    skipped: u64,
     /// How many messages of this rank it has released.
     released: u64,
 }
@@ -220,7 +223,6 @@ impl RemoteRanks {
             to: None,
             parts: Vec::new(),
             arrived: None,
-            skipped: 0,
             released: 0,
         };
         Ok(Self {
@@ -378,6 +380,11 @@ impl RemoteRanks {
         ring.is_none_or(|sender| sender.unfinished() == 0)
     }
 
+    /// Tells the others what this rank has released of their messages.
+    pub(crate) fn return_credit(&mut self) {
+        self.port.return_all_credit(true);
+    }
+
     /// Makes progress, without waiting.
     pub(crate) fn poll(&mut self) -> fabric::Result<bool> {
         self.read_links();
@@ -434,11 +441,7 @@ impl RemoteRanks {
         let from = &mut ranks[rank as usize];
         loop {
             if let Some((header, _)) = &from.arrived {
-                if from.skipped == 0 {
-                    return Ok(Some(*header));
-                }
-                from.skipped -= 1;
-                from.arrived = None;
+                return Ok(Some(*header));
             }
             let Some(ring) = from.from else { return Ok(None) };
             let Some(view) = port.take(ring)? else { return Ok(None) };
@@ -480,16 +483,9 @@ impl RemoteRanks {
         arrived.map_or(std::ptr::null(), |(_, message)| message.start().wrapping_add(HEADER))
     }
 
-    /// Releases the next message of a rank, whether it has come or not.
+    /// Releases the message of a rank that has arrived.
     pub(crate) fn release(&mut self, rank: u32) {
-        let from = &mut self.ranks[rank as usize];
-        match from.arrived.take() {
-            Some(_) if from.skipped == 0 => {}
-            arrived => {
-                from.arrived = arrived;
-                from.skipped += 1;
-            }
-        }
+        self.ranks[rank as usize].arrived = None;
     }
 
     /// The failure of a rank that has ended or left, or what another rank reported.
@@ -507,6 +503,15 @@ impl RemoteRanks {
         };
         // The report names the first cause.
         self.reported.or(departed.map(|failure| (failure, [[0; 4]; 2])))
+    }
+
+    /// The failure of any rank whose process has ended, or what another rank reported.
+    pub(crate) fn any_failure(&self) -> Option<(Failure, Calls)> {
+        let has_ended = |rank: &u32| {
+            matches!(self.ranks[*rank as usize].state, State::Ended(_) | State::Unreachable(_))
+        };
+        let ended = (0..self.ranks.len() as u32).filter(has_ended);
+        self.reported.or_else(|| ended.filter_map(|rank| self.failure(rank)).next())
     }
 
     /// What another rank reported.
@@ -577,8 +582,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn encoded_headers_are_decoded(signature: u64, carried: u64, call: [u64; 2], bytes in 0_u64..1 << 40) {
-            let header = StepHeader { signature, carried, call, bytes };
+        fn encoded_headers_are_decoded(words: [u64; 4], call: [u64; 2], bytes in 0_u64..1 << 40) {
+            let [signature, carried, number, step] = words;
+            let header = StepHeader { signature, carried, call, bytes, number, step };
             let length = HEADER + bytes as usize;
             prop_assert_eq!(StepHeader::decode(&header.encode(), length), Some(header));
             prop_assert_eq!(StepHeader::decode(&header.encode(), length + 1), None);

@@ -1,7 +1,8 @@
 //! Steps of an operation between machines: each rank of a set gives bytes to the others.
 //!
-//! In a step each rank sends one message to each peer, and takes one of each. It may publish some steps
-//! before it reads the first of them, so that bytes of one step travel while those of another one are read.
+//! In a step each rank that gives sends one message to each peer that gets, which takes it. A rank may publish
+//! some steps before it reads the first of them, so that bytes of one step travel while those of another one
+//! are read.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -14,7 +15,7 @@ use crate::members::{BEYOND_TIME, Failure, Members, Outcome};
 use crate::remote_ranks::{HEADER, OutboxSlot, RemoteRanks, StepHeader};
 
 /// Steps that a rank publishes before it has read the first of them.
-const MAX_UNREAD: usize = 3;
+const MAX_UNREAD: u32 = 3;
 /// The longest wait without a look whether another rank has failed, which nothing may tell this one.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 /// How long a rank polls before it lets its thread sleep: about what a message takes over a network.
@@ -78,6 +79,8 @@ pub(crate) struct RemoteCall {
     pub(crate) signature: u64,
     /// A word of which all ranks get the greatest.
     pub(crate) carried: u64,
+    /// The number of the part of the operation.
+    pub(crate) part: u32,
 }
 
 /// An operation of a rank between machines: its steps.
@@ -93,7 +96,9 @@ pub(crate) struct RemoteOperation<'a> {
     unread: VecDeque<(OutboxSlot, Given)>,
     /// The step that this rank fills.
     filled: Option<(OutboxSlot, Given)>,
-    is_first: bool,
+    /// How many steps this rank has published, and read.
+    published: u32,
+    read: u32,
     begun: Option<Instant>,
     deadline: Instant,
 }
@@ -114,7 +119,8 @@ impl<'a> RemoteOperation<'a> {
             carried: call.carried,
             unread: VecDeque::new(),
             filled: None,
-            is_first: true,
+            published: 0,
+            read: 0,
             begun: None,
             deadline,
         }
@@ -151,7 +157,7 @@ impl<'a> RemoteOperation<'a> {
 
     /// Returns whether this rank may publish a step before it has read more.
     pub(crate) fn may_publish(&self) -> bool {
-        self.unread.len() < MAX_UNREAD
+        self.published - self.read < MAX_UNREAD
     }
 
     /// Begins a step in which this rank gives so many bytes.
@@ -176,16 +182,24 @@ impl<'a> RemoteOperation<'a> {
         self.filled.map_or(std::ptr::null_mut(), at)
     }
 
-    /// Publishes the step that this rank has filled.
-    pub(crate) fn publish(&mut self) -> Outcome<()> {
+    fn step(&self, number: u32) -> u64 {
+        u64::from(self.call.part) << 32 | u64::from(number)
+    }
+
+    /// Publishes the step that this rank has filled, for the ranks at these places: none if it gives nothing.
+    pub(crate) fn publish(&mut self, to: &[usize]) -> Outcome<()> {
+        let step = self.step(self.published);
+        self.published += 1;
         let Some((slot, given)) = self.filled.take() else { return Ok(()) };
         let header = StepHeader {
             signature: self.call.signature,
             carried: self.call.carried,
             call: [self.call.announcement[0], self.call.announcement[1]],
             bytes: given.bytes() as u64,
+            number: self.call.number,
+            step,
         };
-        for place in self.peers() {
+        for place in to {
             let rank = self.set.ranks[*place];
             let begun = self.remote.begin(rank, slot, given.offset(*place), &header);
             let mut sending = match begun {
@@ -245,11 +259,12 @@ impl<'a> RemoteOperation<'a> {
             return Err(self.ring_failed(rank, &error));
         }
         let Some(header) = found else { return Err(Failure::Ended { rank }) };
-        if self.is_first {
-            if header.signature != self.call.signature {
-                let calls = [self.call.announcement, header.announcement()];
-                return Err(self.members.fail_with(self.mismatch_with(rank), &calls));
-            }
+        let expected = (self.call.signature, self.call.number, self.step(self.read));
+        if (header.signature, header.number, header.step) != expected {
+            let calls = [self.call.announcement, header.announcement()];
+            return Err(self.members.fail_with(self.mismatch_with(rank), &calls));
+        }
+        if self.read == 0 {
             self.carried = self.carried.max(header.carried);
         }
         Ok(header)
@@ -275,13 +290,13 @@ impl<'a> RemoteOperation<'a> {
         Ok(())
     }
 
-    /// Ends the reading of a step.
-    pub(crate) fn end(&mut self) {
-        for place in self.peers() {
+    /// Ends a step, whose bytes came from the ranks at these places.
+    pub(crate) fn end(&mut self, from: &[usize]) {
+        for place in from {
             self.remote.release(self.set.ranks[*place]);
         }
         self.unread.pop_front();
-        self.is_first = false;
+        self.read += 1;
     }
 
     /// Waits until the fabric has taken all that this rank has published: it makes no progress later, while
@@ -291,15 +306,17 @@ impl<'a> RemoteOperation<'a> {
             let rank = self.set.ranks[*place];
             self.wait_for(rank, |on| on.remote.is_sent(rank))?;
         }
+        // Others may wait for that while this rank waits for one of its machine.
+        self.remote.return_credit();
         Ok(())
     }
 
     /// A step in which all ranks wait for all.
     pub(crate) fn barrier(&mut self) -> Outcome<()> {
         self.begin(Given::All(0))?;
-        self.publish()?;
+        self.publish(self.peers())?;
         self.wait_for_all()?;
-        self.end();
+        self.end(self.peers());
         self.finish()
     }
 
@@ -361,7 +378,8 @@ impl<'a> RemoteOperation<'a> {
             return Err(failure);
         }
         self.members.check_processes()?;
-        if let Some((failure, calls)) = self.remote.failure(rank) {
+        let failure = self.remote.failure(rank).or_else(|| self.remote.any_failure());
+        if let Some((failure, calls)) = failure {
             return Err(self.members.fail_with(failure, &calls));
         }
         self.members.check_interruption()?;
@@ -396,7 +414,7 @@ impl WordExchange for RemoteOperation<'_> {
         self.begin(Given::All(bytes))?;
         // SAFETY: a message has space for a word of each rank.
         unsafe { self.target(0).copy_from_nonoverlapping(own.as_ptr().cast(), bytes) };
-        self.publish()?;
+        self.publish(self.peers())?;
         self.wait_for_all()?;
         let mut all = Vec::with_capacity(self.count());
         for place in 0..self.count() {
@@ -410,7 +428,8 @@ impl WordExchange for RemoteOperation<'_> {
             }
             all.push(words);
         }
-        self.end();
+        self.end(self.peers());
+        self.finish()?;
         Ok(all)
     }
 

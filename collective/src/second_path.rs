@@ -186,10 +186,12 @@ impl ReleaseWords {
                 let at = self.first + SecondPath::word_at(ranks, giver, taker);
                 let first_word = at as usize / size_of::<u64>();
                 let Some(word) = self.members.part(first_word, 1) else { continue };
-                // Devices write its lower half. Once: several ranks may do so.
-                let found = word.load(0, Acquire);
-                if found < u64::from(BEYOND) {
-                    let _ = word.compare_exchange(0, found, found | u64::from(BEYOND));
+                // Devices write its lower half meanwhile, and other ranks may do the same.
+                let mut found = word.load(0, Acquire);
+                while found < u64::from(BEYOND)
+                    && let Err(other) = word.compare_exchange(0, found, found | u64::from(BEYOND))
+                {
+                    found = other;
                 }
             }
         }

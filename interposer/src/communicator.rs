@@ -60,9 +60,8 @@ struct Domain {
     engine: Box<dyn Engine>,
     log: ChoiceLog,
     pending: VecDeque<Pending>,
-    /// The stream of the last operation, and a mark behind it, if the program uses several streams.
-    last: Option<(StreamHandle, Option<Arc<Mark>>)>,
-    has_several_streams: bool,
+    /// The stream of the last operation, and a mark behind it.
+    last: Option<(StreamHandle, Arc<Mark>)>,
     failure: Option<Error>,
 }
 
@@ -248,6 +247,10 @@ impl Communicator {
         };
         run(domain).inspect_err(|error: &Error| {
             domain.failure.get_or_insert_with(|| error.clone());
+            // The devices of the others wait for this operation.
+            if let Some(abort) = &self.abort {
+                abort.abort();
+            }
         })
     }
 
@@ -338,22 +341,15 @@ impl Domain {
     /// Lets an operation follow the last one, if that was on another stream: two that wait for other ranks at
     /// the same time could occupy a device in different orders.
     fn order(&mut self, stream: StreamHandle) -> Result<()> {
-        let Some((last, mark)) = self.last.as_mut().filter(|(last, _)| *last != stream) else {
-            return Ok(());
-        };
-        self.has_several_streams = true;
-        let mark = match mark {
-            Some(mark) => mark,
-            // The first time.
-            None => mark.insert(Arc::new(self.engine.mark(*last)?)),
-        };
-        self.engine.order(stream, mark)
+        match &self.last {
+            Some((last, mark)) if *last != stream => self.engine.order(stream, mark),
+            _ => Ok(()),
+        }
     }
 
     fn end(&mut self, choice: &Choice, stream: StreamHandle, begin: Option<Begin>, is_ours: bool) {
-        let is_marked = begin.is_some() || self.has_several_streams;
         let host_time = begin.as_ref().map_or(Duration::ZERO, |begin| begin.at.elapsed());
-        let end = is_marked.then(|| self.engine.mark(stream).ok().map(Arc::new)).flatten();
+        let end = self.engine.mark(stream).ok().map(Arc::new);
         match (begin, &end) {
             (Some(begin), Some(end)) => {
                 let (begin, end) = (Begin { host_time, ..begin }, Arc::clone(end));
@@ -361,7 +357,7 @@ impl Domain {
             }
             _ => self.log.record(choice, None),
         }
-        if let Some((_, Some(mark))) = self.last.replace((stream, end)) {
+        if let Some((_, mark)) = std::mem::replace(&mut self.last, end.map(|end| (stream, end))) {
             self.forget(mark);
         }
     }
@@ -428,14 +424,7 @@ fn join(
     if !is_joined {
         return Err(other());
     }
-    Ok(Domain {
-        engine,
-        log,
-        pending: VecDeque::new(),
-        last: None,
-        has_several_streams: false,
-        failure: None,
-    })
+    Ok(Domain { engine, log, pending: VecDeque::new(), last: None, failure: None })
 }
 
 /// A digest that is the same in all processes (FNV-1a).

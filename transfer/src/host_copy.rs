@@ -67,6 +67,7 @@ const BLOCK: usize = 128;
 /// As for [`copy_vectors`]; there is at least one block.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx")]
+#[inline(never)] // `vzeroupper` changes all vector registers, as any function may
 unsafe fn copy_blocks(to: *mut u8, from: *const u8, blocks: usize) {
     // SAFETY: reads and writes only the blocks. Other processes may write them: the compiler assumes nothing
     // about them.
