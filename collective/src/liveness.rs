@@ -153,11 +153,11 @@ pub(crate) const REPORT_BYTES: usize = 56;
 /// What a rank learns of another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LivenessMessage {
-    /// It has left.
+    /// Departure of a rank that leaves.
     Left,
-    /// Its process has ended.
+    /// End of its process.
     Ended,
-    /// It reports a failure.
+    /// Report of a failure.
     Report([u8; REPORT_BYTES]),
 }
 

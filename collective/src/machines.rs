@@ -179,13 +179,7 @@ impl Machines {
             remote: &mut self.remote,
             topology: &self.topology,
             checked,
-            call: RemoteCall {
-                number: self.number,
-                announcement: call.encode(),
-                signature: self.calls,
-                carried,
-                part: 0,
-            },
+            call: RemoteCall::new(self.number, call.encode(), self.calls, carried),
             chunk,
             begun: None,
             deadline,
@@ -203,7 +197,7 @@ impl Machines {
             }
         };
         let begun = run.begun;
-        let greatest = run.call.carried;
+        let greatest = run.call.carried();
         done?;
         let is_complete =
             !matches!(operation, Operation::Broadcast | Operation::Gather | Operation::Scatter);
@@ -285,8 +279,8 @@ impl Run<'_> {
         let done = part(&mut on);
         let (begun, carried) = (on.begun(), on.carried());
         self.begun = self.begun.or(begun);
-        self.call.carried = carried;
-        self.call.part += 1;
+        self.call.carry(carried);
+        self.call.end_part();
         done
     }
 
@@ -306,9 +300,10 @@ impl Run<'_> {
         let call = Call { operation, root, blocks: 0, ..announced };
         let checked = CheckedCall::of_part(call, from, to, longest);
         let part = Part::new(&announced, &checked, self.deadline);
-        let part = part.of_operation(self.call.number, self.call.carried);
+        let part = part.of_operation(self.call.number(), self.call.carried());
         // SAFETY: the caller's promise.
-        self.call.carried = unsafe { self.machine.run(part)? };
+        let greatest = unsafe { self.machine.run(part)? };
+        self.call.carry(greatest);
         Ok(())
     }
 

@@ -41,19 +41,43 @@ const LAST_MESSAGES_TIME: Duration = Duration::from_millis(20);
 /// The header of a message: a step that a rank has published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StepHeader {
-    pub(crate) signature: u64,
-    pub(crate) carried: u64,
+    signature: u64,
+    carried: u64,
     /// What the rank calls, without the digest of its blocks.
-    pub(crate) call: [u64; 2],
+    call: [u64; 2],
     /// Bytes of the payload.
-    pub(crate) bytes: u64,
+    bytes: u64,
     /// The number of the operation, and of the step in it.
-    pub(crate) number: u64,
-    pub(crate) step: u64,
+    number: u64,
+    step: u64,
 }
 
 impl StepHeader {
     const MAGIC: u64 = 0x6661_6272_6963_7374;
+
+    /// Of an operation with this signature and call, and a payload of so many bytes.
+    pub(crate) fn new(signature: u64, call: &Announcement, carried: u64, bytes: usize) -> Self {
+        let (call, bytes) = ([call[0], call[1]], bytes as u64);
+        Self { signature, carried, call, bytes, number: 0, step: 0 }
+    }
+
+    /// In the operation and the step of these numbers.
+    pub(crate) fn at(self, number: u64, step: u64) -> Self {
+        Self { number, step, ..self }
+    }
+
+    /// Returns whether it is of the operation with this signature and number, and of this step.
+    pub(crate) fn is_of(&self, signature: u64, number: u64, step: u64) -> bool {
+        (self.signature, self.number, self.step) == (signature, number, step)
+    }
+
+    pub(crate) fn carried(&self) -> u64 {
+        self.carried
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
 
     fn encode(&self) -> [u8; HEADER] {
         let Self { signature, carried, call, bytes, number, step } = *self;
@@ -91,7 +115,7 @@ impl StepHeader {
 enum Arrived {
     /// In the ring, until it is dropped.
     InPlace(ChunkView),
-    /// It came in several parts.
+    /// Bytes of several parts.
     Assembled(Vec<u8>),
 }
 
@@ -117,7 +141,7 @@ enum State {
     Left,
     /// Since then.
     Ended(Instant),
-    /// It violates the protocol, or its ring is broken.
+    /// Violation of the protocol, or a broken ring, since then.
     Unreachable(Instant),
 }
 

@@ -26,9 +26,9 @@ const POLLS: u32 = 16;
 /// The bytes that a rank gives to the others in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Given {
-    /// The same to all: so many.
+    /// Number of bytes that are the same for all.
     All(usize),
-    /// To each other ones: so many.
+    /// Number of bytes for each, which differ.
     Each(usize),
 }
 
@@ -73,14 +73,43 @@ impl RemoteSet {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RemoteCall {
     /// The number of the operation.
-    pub(crate) number: u64,
-    pub(crate) announcement: Announcement,
+    number: u64,
+    announcement: Announcement,
     /// A digest of all calls so far: ranks that differ called different operations.
-    pub(crate) signature: u64,
+    signature: u64,
     /// A word of which all ranks get the greatest.
-    pub(crate) carried: u64,
+    carried: u64,
     /// The number of the part of the operation.
-    pub(crate) part: u32,
+    part: u32,
+}
+
+impl RemoteCall {
+    pub(crate) fn new(
+        number: u64,
+        announcement: Announcement,
+        signature: u64,
+        carried: u64,
+    ) -> Self {
+        Self { number, announcement, signature, carried, part: 0 }
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The greatest carried word so far.
+    pub(crate) fn carried(&self) -> u64 {
+        self.carried
+    }
+
+    pub(crate) fn carry(&mut self, greatest: u64) {
+        self.carried = greatest;
+    }
+
+    /// Ends a part between machines.
+    pub(crate) fn end_part(&mut self) {
+        self.part += 1;
+    }
 }
 
 /// An operation of a rank between machines: its steps.
@@ -191,14 +220,9 @@ impl<'a> RemoteOperation<'a> {
         let step = self.step(self.published);
         self.published += 1;
         let Some((slot, given)) = self.filled.take() else { return Ok(()) };
-        let header = StepHeader {
-            signature: self.call.signature,
-            carried: self.call.carried,
-            call: [self.call.announcement[0], self.call.announcement[1]],
-            bytes: given.bytes() as u64,
-            number: self.call.number,
-            step,
-        };
+        let RemoteCall { number, announcement, signature, carried, .. } = &self.call;
+        let header = StepHeader::new(*signature, announcement, *carried, given.bytes());
+        let header = header.at(*number, step);
         for place in to {
             let rank = self.set.ranks[*place];
             let begun = self.remote.begin(rank, slot, given.offset(*place), &header);
@@ -237,8 +261,8 @@ impl<'a> RemoteOperation<'a> {
     pub(crate) fn source(&mut self, place: usize, bytes: usize) -> Outcome<*const u8> {
         let header = self.header(place)?;
         let rank = self.set.ranks[place];
-        if header.bytes < bytes as u64 {
-            let detail = format!("{} bytes where {bytes} are expected", header.bytes);
+        if header.bytes() < bytes as u64 {
+            let detail = format!("{} bytes where {bytes} are expected", header.bytes());
             return Err(self.ring_failed(rank, &detail));
         }
         Ok(self.remote.payload(rank))
@@ -259,13 +283,12 @@ impl<'a> RemoteOperation<'a> {
             return Err(self.ring_failed(rank, &error));
         }
         let Some(header) = found else { return Err(Failure::Ended { rank }) };
-        let expected = (self.call.signature, self.call.number, self.step(self.read));
-        if (header.signature, header.number, header.step) != expected {
+        if !header.is_of(self.call.signature, self.call.number, self.step(self.read)) {
             let calls = [self.call.announcement, header.announcement()];
             return Err(self.members.fail_with(self.mismatch_with(rank), &calls));
         }
         if self.read == 0 {
-            self.carried = self.carried.max(header.carried);
+            self.carried = self.carried.max(header.carried());
         }
         Ok(header)
     }

@@ -132,7 +132,7 @@ enum Paths {
     Fast,
     /// The rest of the bytes through the host
     Both,
-    /// As learnt
+    /// Split that is learnt
     #[default]
     Auto,
 }

@@ -21,7 +21,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// A rank's device.
 #[derive(Debug)]
 pub(crate) struct OnDevice {
-    /// As `memory`, for NCCL if its operations have windows. Dropped before it.
+    /// Buffers of NCCL, if its operations have windows. Dropped before it.
     windows: Option<(Memory, Memory)>,
     /// Dropped before the domain.
     nccl: Option<Nccl>,
