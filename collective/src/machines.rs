@@ -315,7 +315,7 @@ impl Run<'_> {
         let longest = self.longest(all)?;
         let checked = self.checked;
         let Call { operation, root, .. } = *checked.call();
-        let local = self.topology.local().to_vec();
+        let local = self.topology.local();
         let (root_machine, root_place) = self.topology.find(root.unwrap_or(0));
         let is_local_root = root.is_none() || root_machine == self.topology.own_machine();
         let blocks = |places: &[Place]| match places {
@@ -487,7 +487,7 @@ impl Run<'_> {
         let place = self.topology.own_place();
         let longest = checked.longest().unwrap_or(0);
         // For each machine the block of this rank's counterpart there, reduced over this machine.
-        let machines = self.topology.machines().to_vec();
+        let machines = self.topology.machines();
         let block = |rank: &u32| checked.from()[*rank as usize];
         let lengths = machines.iter().map(|ranks| block(&ranks[place]).bytes());
         let mut memory: Vec<Vec<u8>> = lengths.map(|bytes| vec![0; bytes]).collect();
@@ -511,7 +511,7 @@ impl Run<'_> {
         let (checked, chunk) = (self.checked, self.chunk);
         let (own_machine, place) = (self.topology.own_machine(), self.topology.own_place());
         let longest = checked.longest().unwrap_or(0);
-        let machines = self.topology.machines().to_vec();
+        let machines = self.topology.machines();
         let block = |rank: u32| checked.to()[rank as usize];
         let own = checked.from()[0];
         let blocks: Vec<Place> = machines.iter().map(|ranks| block(ranks[place])).collect();

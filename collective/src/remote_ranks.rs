@@ -332,18 +332,23 @@ impl RemoteRanks {
     /// A free slot for messages of this payload to each other rank, or the rank that still needs one.
     pub(crate) fn free_slot(&mut self, payload: usize) -> Result<OutboxSlot, u32> {
         let is_small = payload.next_multiple_of(HEADER) + HEADER <= self.small_bytes;
-        let outbox = if is_small { &self.small } else { &self.large };
+        let outbox = if is_small { &mut self.small } else { &mut self.large };
         let index = outbox.next;
-        for (rank, released) in outbox.slots[index].messages.clone() {
-            if !self.has_released(rank, released)
-                && self.ranks[rank as usize].state == State::Present
-            {
-                return Err(rank);
-            }
+        let mut messages = std::mem::take(&mut outbox.slots[index].messages);
+        let held = messages.iter().find(|(rank, released)| {
+            !self.has_released(*rank, *released)
+                && self.ranks[*rank as usize].state == State::Present
+        });
+        let held = held.map(|(rank, _)| *rank);
+        if held.is_none() {
+            messages.clear();
         }
         let outbox = if is_small { &mut self.small } else { &mut self.large };
+        outbox.slots[index].messages = messages;
+        if let Some(rank) = held {
+            return Err(rank);
+        }
         outbox.next = (index + 1) % outbox.slots.len();
-        outbox.slots[index].messages.clear();
         let start = outbox.region.as_ptr().wrapping_add(index * outbox.slot_bytes);
         Ok(OutboxSlot { is_small, index, start })
     }
