@@ -20,13 +20,13 @@ use crate::members::Members;
 const SLOTS: u64 = 8;
 /// Words of a handle: its bytes, offset and length.
 const HANDLE_WORDS: usize = 10;
-/// Words of the record of a rank: its number, its vote, the handles of two buffers, and what else it says.
+/// Words of the record of a rank: its number, its vote, the handles of two buffers, and its report.
 const RECORD_WORDS: usize = 32;
 const VOTE: usize = 1;
 const FIRST_HANDLE: usize = 2;
-const REMARKS: usize = FIRST_HANDLE + 2 * HANDLE_WORDS;
-/// Words that a rank says to all others in an operation.
-pub(crate) const REMARK_WORDS: usize = 5;
+const REPORTS: usize = FIRST_HANDLE + 2 * HANDLE_WORDS;
+/// Words of the report of a rank to all others in an operation.
+pub(crate) const REPORT_WORDS: usize = 5;
 /// Words of the decision, on a line of their own.
 const DECISION_WORDS: usize = 8;
 
@@ -64,14 +64,14 @@ impl RankBuffers {
     }
 }
 
-/// What a rank says to all others in an operation.
-pub(crate) type Remark = [u64; REMARK_WORDS];
+/// Report of a rank to all others in an operation.
+pub(crate) type ReportWords = [u64; REPORT_WORDS];
 
-/// The buffers and the remarks of all ranks.
+/// The buffers and the reports of all ranks.
 #[derive(Debug)]
 pub(crate) struct Agreed {
     buffers: Vec<RankBuffers>,
-    remarks: Vec<Remark>,
+    reports: Vec<ReportWords>,
 }
 
 impl Agreed {
@@ -79,8 +79,8 @@ impl Agreed {
         &self.buffers
     }
 
-    pub(crate) fn remarks(&self) -> &[Remark] {
-        &self.remarks
+    pub(crate) fn reports(&self) -> &[ReportWords] {
+        &self.reports
     }
 }
 
@@ -158,9 +158,13 @@ impl BufferAgreement {
 
     /// Agrees on the next operation: the buffers of all ranks if it is direct, None if it is not. All
     /// ranks call it for the same operations. None for `own`: this rank's buffers may not be accessed.
-    pub(crate) fn agree(&mut self, own: Option<&RankBuffers>, remark: &Remark) -> Option<Agreed> {
+    pub(crate) fn agree(
+        &mut self,
+        own: Option<&RankBuffers>,
+        report: &ReportWords,
+    ) -> Option<Agreed> {
         self.number += 1;
-        let agreed = own.and_then(|own| self.collect(own, remark));
+        let agreed = own.and_then(|own| self.collect(own, report));
         let is_direct = match &agreed {
             Some(_) => self.vote(),
             None => self.decide(STAGED),
@@ -175,7 +179,7 @@ impl BufferAgreement {
 
     /// Publishes the buffers of this rank, and opens those of the others. None if that is not possible,
     /// or another rank does not come in time.
-    fn collect(&mut self, own: &RankBuffers, remark: &Remark) -> Option<Agreed> {
+    fn collect(&mut self, own: &RankBuffers, report: &ReportWords) -> Option<Agreed> {
         let handles =
             (self.handle_words(own.input.as_ref()), self.handle_words(own.output.as_ref()));
         let (Some(input), Some(output)) = handles else {
@@ -189,17 +193,17 @@ impl BufferAgreement {
             // Not before the number is cleared.
             self.words.store(at + FIRST_HANDLE + number, word, Release);
         }
-        for (number, word) in remark.iter().enumerate() {
-            self.words.store(at + REMARKS + number, *word, Release);
+        for (number, word) in report.iter().enumerate() {
+            self.words.store(at + REPORTS + number, *word, Release);
         }
         self.words.store(at, self.number, Release);
         let deadline = Instant::now() + self.wait;
         let mut all = Vec::with_capacity(self.members.count() as usize);
-        let mut remarks = Vec::with_capacity(self.members.count() as usize);
+        let mut reports = Vec::with_capacity(self.members.count() as usize);
         for rank in 0..self.members.count() {
             if rank == self.members.rank() {
                 all.push(own.clone());
-                remarks.push(*remark);
+                reports.push(*report);
                 continue;
             }
             let at = self.at_record(rank);
@@ -213,7 +217,7 @@ impl BufferAgreement {
             for (number, word) in words.iter_mut().enumerate() {
                 *word = self.words.load(at + FIRST_HANDLE + number, Acquire);
             }
-            let of_rank = [0, 1, 2, 3, 4].map(|it| self.words.load(at + REMARKS + it, Acquire));
+            let of_rank = [0, 1, 2, 3, 4].map(|it| self.words.load(at + REPORTS + it, Acquire));
             // A rank that went on without this one may have overwritten it.
             if self.words.load(at, Relaxed) != self.number {
                 self.outcomes.refused += 1;
@@ -226,9 +230,9 @@ impl BufferAgreement {
                 return None;
             };
             all.push(RankBuffers { input, output });
-            remarks.push(of_rank);
+            reports.push(of_rank);
         }
-        Some(Agreed { buffers: all, remarks })
+        Some(Agreed { buffers: all, reports })
     }
 
     /// Votes for a direct operation, and returns whether it is one.
@@ -346,4 +350,4 @@ impl BufferAgreement {
     }
 }
 
-const _: () = assert!(REMARKS + REMARK_WORDS <= RECORD_WORDS);
+const _: () = assert!(REPORTS + REPORT_WORDS <= RECORD_WORDS);

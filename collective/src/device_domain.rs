@@ -355,16 +355,16 @@ impl DeviceDomain {
         let (operation, bytes) = (checked.call().operation, checked.bytes());
         let key = Self::key(checked);
         let may_split = self.paths.may_split(operation, bytes);
-        let remark = self.paths.remark(key, may_split && self.second.open(bytes));
+        let report = self.paths.report(key, may_split && self.second.open(bytes));
         if is_overwritten {
-            self.agreement.agree(None, &remark);
+            self.agreement.agree(None, &report);
             return None;
         }
         // Of a rank that contributes nothing, or gets nothing, there is no such buffer.
         let own = RankBuffers::new(slice(checked.from()), slice(checked.to()));
-        let agreed = self.agreement.agree(Some(&own), &remark)?;
+        let agreed = self.agreement.agree(Some(&own), &report)?;
         let parameters = match may_split {
-            true => self.paths.agree(key, agreed.remarks()),
+            true => self.paths.agree(key, agreed.reports()),
             false => Parameters::default(),
         };
         Some((agreed, parameters))

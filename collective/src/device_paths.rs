@@ -1,6 +1,6 @@
 //! The split of large operations of devices between two paths: rank 0 learns it from the times of all ranks.
 //!
-//! What a rank says travels with the agreement on buffers: whether it can use the second path, the times of an
+//! The report of a rank travels with the agreement on buffers: whether it can use the second path, the times of an
 //! earlier operation, and from rank 0 the parameters of this one. So all ranks split alike.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use gpu::{Device, Event, Stream};
 
-use crate::buffer_agreement::Remark;
+use crate::buffer_agreement::ReportWords;
 use crate::controller::{Change, Choices, Controller};
 use crate::operation::{OpKey, Operation};
 use crate::parameters::Parameters;
@@ -23,24 +23,24 @@ const MAX_MEASURED: usize = 16;
 /// Of settled operations one of so many is measured, to notice changes.
 const SAMPLED: u64 = 8;
 
-/// What a rank says, as words: its parameters, whether it can use the second path, and the number and the
+/// Report of a rank, as words: its parameters, whether it can use the second path, and the number and the
 /// times of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Said {
+struct PathReport {
     parameters: Parameters,
     can_use_both: bool,
     number: u64,
     times: [u64; 2],
 }
 
-impl Said {
-    fn encode(self) -> Remark {
+impl PathReport {
+    fn encode(self) -> ReportWords {
         let Self { parameters, can_use_both, number, times } = self;
         [parameters.encode(), u64::from(can_use_both), number, times[0], times[1]]
     }
 
-    fn decode(remark: &Remark) -> Self {
-        let [parameters, can_use_both, number, fast, second] = *remark;
+    fn decode(report: &ReportWords) -> Self {
+        let [parameters, can_use_both, number, fast, second] = *report;
         let parameters = Parameters::decode(parameters).unwrap_or_default();
         Self { parameters, can_use_both: can_use_both == 1, number, times: [fast, second] }
     }
@@ -130,8 +130,8 @@ impl DevicePaths {
         }
     }
 
-    /// What this rank says in the next operation.
-    pub(crate) fn remark(&mut self, key: OpKey, can_use_both: bool) -> Remark {
+    /// Report of this rank in the next operation.
+    pub(crate) fn report(&mut self, key: OpKey, can_use_both: bool) -> ReportWords {
         while let Some(first) = self.running.front() {
             let number = first.number;
             match first.times() {
@@ -144,16 +144,16 @@ impl DevicePaths {
         let learnt = self.controller.as_ref().map(|controller| controller.parameters(key));
         let parameters = self.fixed.or(learnt).unwrap_or_default();
         let (number, times) = self.known;
-        Said { parameters, can_use_both, number, times }.encode()
+        PathReport { parameters, can_use_both, number, times }.encode()
     }
 
-    /// The parameters of the operation in which the ranks said this: the same on all ranks.
-    pub(crate) fn agree(&mut self, key: OpKey, remarks: &[Remark]) -> Parameters {
-        let all: Vec<Said> = remarks.iter().map(Said::decode).collect();
+    /// The parameters of the operation in which the ranks gave these reports: the same on all ranks.
+    pub(crate) fn agree(&mut self, key: OpKey, reports: &[ReportWords]) -> Parameters {
+        let all: Vec<PathReport> = reports.iter().map(PathReport::decode).collect();
         self.learn(&all);
         self.number += 1;
         let first = all.first().copied().unwrap_or_default();
-        let parameters = match all.iter().all(|said| said.can_use_both) {
+        let parameters = match all.iter().all(|report| report.can_use_both) {
             true => first.parameters,
             false => Parameters { alpha: Parameters::FAST_ONLY, ..first.parameters },
         };
@@ -191,11 +191,11 @@ impl DevicePaths {
         self.running.push_back(measurement);
     }
 
-    fn learn(&mut self, all: &[Said]) {
+    fn learn(&mut self, all: &[PathReport]) {
         let Self { controller: Some(controller), awaited, .. } = self else { return };
-        for (rank, said) in all.iter().enumerate() {
-            if let Some(awaited) = awaited.get_mut(&said.number) {
-                awaited.times[rank] = Some(said.times);
+        for (rank, report) in all.iter().enumerate() {
+            if let Some(awaited) = awaited.get_mut(&report.number) {
+                awaited.times[rank] = Some(report.times);
             }
         }
         let complete = awaited.iter().find(|(_, it)| it.times.iter().all(Option::is_some));
@@ -256,8 +256,8 @@ mod tests {
         let mut ranks = [0, 1].map(|rank| DevicePaths::new(rank, 2, None));
         let mut used = Vec::new();
         for _ in 0..operations {
-            let remarks = ranks.each_mut().map(|rank| rank.remark(key(), true));
-            let agreed = ranks.each_mut().map(|rank| rank.agree(key(), &remarks));
+            let reports = ranks.each_mut().map(|rank| rank.report(key(), true));
+            let agreed = ranks.each_mut().map(|rank| rank.agree(key(), &reports));
             used.push(agreed);
             for (at, rank) in ranks.iter_mut().enumerate() {
                 let bytes = agreed[0].fast_bytes(BYTES, 1 << 20);
@@ -296,8 +296,8 @@ mod tests {
             DevicePaths::new(rank, 2, Some(Parameters { alpha: 900, ..Parameters::default() }))
         });
         for can_use in [false, true] {
-            let remarks = [ranks[0].remark(key(), true), ranks[1].remark(key(), can_use)];
-            let agreed = ranks.each_mut().map(|rank| rank.agree(key(), &remarks));
+            let reports = [ranks[0].report(key(), true), ranks[1].report(key(), can_use)];
+            let agreed = ranks.each_mut().map(|rank| rank.agree(key(), &reports));
             let expected = if can_use { 900 } else { Parameters::FAST_ONLY };
             assert_eq!(agreed.map(|it| it.alpha), [expected; 2]);
         }

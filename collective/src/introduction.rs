@@ -27,8 +27,8 @@ struct Introduction {
     liveness: Option<LivenessAddress>,
 }
 
-/// Meets the other ranks of a group.
-pub(crate) fn meet(
+/// Connects the ranks of a group.
+pub(crate) fn connect_ranks(
     group: &mut Group,
     topology: &Topology,
     setup: String,

@@ -65,7 +65,7 @@ struct Sets {
     /// The counterparts; None if machines have different numbers of ranks, or one each.
     counterparts: Option<RemoteSet>,
     /// All ranks, of which those of this machine are no peers: they exchange by common memory.
-    beyond: RemoteSet,
+    remote_only: RemoteSet,
     /// All ranks, which are all peers.
     all: RemoteSet,
 }
@@ -82,7 +82,7 @@ impl Machines {
         let topology = Topology::new(group.ranks_by_machine(), rank)
             .ok_or_else(|| Error::new(JOIN, ErrorKind::Failed, "this rank has no machine"))?;
         let setup = options.setup(key, build(&topology));
-        let remote = introduction::meet(group, &topology, setup, deadline)?;
+        let remote = introduction::connect_ranks(group, &topology, setup, deadline)?;
         let local = topology.local().to_vec();
         let local_key = CommDomainKey { ranks: local.clone(), ..key.clone() };
         let place = topology.own_place() as u32;
@@ -95,7 +95,7 @@ impl Machines {
         let counterparts = topology.counterparts().filter(|_| local.len() > 1);
         let sets = Sets {
             counterparts: counterparts.map(|ranks| RemoteSet::new(ranks, rank, |_| true)),
-            beyond: RemoteSet::new(everyone.clone(), rank, |rank| !local.contains(&rank)),
+            remote_only: RemoteSet::new(everyone.clone(), rank, |rank| !local.contains(&rank)),
             all: RemoteSet::new(everyone, rank, |_| true),
         };
         let (parameters, fixed) = (ReplicatedParameters::new(choices), options.fixed());
@@ -184,12 +184,12 @@ impl Machines {
             begun: None,
             deadline,
         };
-        let Sets { counterparts, beyond, all } = &self.sets;
+        let Sets { counterparts, remote_only, all } = &self.sets;
         // SAFETY: the caller's promise.
         let done = unsafe {
             match counterparts {
                 Some(counterparts) if run.can_divide() => run.in_parts(counterparts),
-                Some(_) if run.moves_blocks() => run.move_blocks(beyond, all),
+                Some(_) if run.moves_blocks() => run.move_blocks(remote_only, all),
                 _ => {
                     let longest = run.longest(all)?;
                     run.among(all, longest)
@@ -311,7 +311,7 @@ impl Run<'_> {
     ///
     /// # Safety
     /// As for [`Machines::run`].
-    unsafe fn move_blocks(&mut self, beyond: &RemoteSet, all: &RemoteSet) -> Outcome<()> {
+    unsafe fn move_blocks(&mut self, remote_only: &RemoteSet, all: &RemoteSet) -> Outcome<()> {
         let longest = self.longest(all)?;
         let checked = self.checked;
         let Call { operation, root, .. } = *checked.call();
@@ -330,7 +330,7 @@ impl Run<'_> {
             unsafe { self.within(operation, root, from, to, Some(longest))? };
         }
         // SAFETY: the caller's promise.
-        unsafe { self.among(beyond, longest) }
+        unsafe { self.among(remote_only, longest) }
     }
 
     /// The longest block of all ranks.

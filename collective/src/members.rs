@@ -32,7 +32,7 @@ const STEP_LINE: usize = LINE;
 const STATE_LINE: usize = 3 * LINE;
 /// The states of a rank: it has left, or waits for a rank of another machine.
 const LEFT: u64 = 1;
-const WAITS_BEYOND: u64 = 2;
+const WAITS_FOR_REMOTE: u64 = 2;
 /// Words of a step's line: how many steps the rank has published, the signature of the call, the carried
 /// word, and bytes.
 const SIGNATURE: usize = 1;
@@ -49,7 +49,7 @@ pub(crate) const INLINE_BYTES: usize = (LINE - INLINE) * size_of::<u64>();
 pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// How much longer a rank waits for one of another machine: ranks of that machine know better which one
 /// is late.
-pub(crate) const BEYOND_TIME: Duration = Duration::from_millis(200);
+pub(crate) const REMOTE_TIME: Duration = Duration::from_millis(200);
 /// How long a rank that finds a failure waits for another one that has found one, and writes the calls.
 const WRITING_TIME: Duration = Duration::from_millis(10);
 
@@ -257,8 +257,8 @@ impl Members {
     }
 
     /// Tells the other ranks whether this one waits for a rank of another machine.
-    pub(crate) fn set_waits_beyond(&self, waits: bool) {
-        self.set_state(if waits { WAITS_BEYOND } else { 0 });
+    pub(crate) fn set_waits_for_remote(&self, waits: bool) {
+        self.set_state(if waits { WAITS_FOR_REMOTE } else { 0 });
     }
 
     fn set_state(&self, state: u64) {
@@ -297,9 +297,9 @@ impl Members {
         let late = (0..self.count()).min_by_key(|rank| self.published(*rank));
         // The awaited rank may be only waiting itself.
         let late = late.filter(|late| *late != self.rank).unwrap_or(awaited);
-        let is_over = Instant::now() >= deadline + 2 * BEYOND_TIME;
-        let waits_beyond = (0..self.count()).any(|rank| self.state(rank) == WAITS_BEYOND);
-        (is_over || !waits_beyond).then_some(late)
+        let is_over = Instant::now() >= deadline + 2 * REMOTE_TIME;
+        let waits_for_remote = (0..self.count()).any(|rank| self.state(rank) == WAITS_FOR_REMOTE);
+        (is_over || !waits_for_remote).then_some(late)
     }
 
     /// Wakes the ranks that wait for this one.

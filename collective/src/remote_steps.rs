@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use ipc::Announcement;
 
 use crate::block_lengths::WordExchange;
-use crate::members::{BEYOND_TIME, Failure, Members, Outcome};
+use crate::members::{Failure, Members, Outcome, REMOTE_TIME};
 use crate::remote_ranks::{HEADER, OutboxSlot, RemoteRanks, StepHeader};
 
 /// Steps that a rank publishes before it has read the first of them.
@@ -360,9 +360,9 @@ impl<'a> RemoteOperation<'a> {
             // The other rank may have no other core.
             std::thread::yield_now();
         }
-        self.members.set_waits_beyond(true);
+        self.members.set_waits_for_remote(true);
         let waited = self.wait_until(rank, is_ready);
-        self.members.set_waits_beyond(false);
+        self.members.set_waits_for_remote(false);
         waited
     }
 
@@ -415,7 +415,7 @@ impl<'a> RemoteOperation<'a> {
             let rank = self.members.name(stopped);
             return Err(self.members.fail(Failure::Late { rank, waiting }));
         }
-        if now >= self.deadline + BEYOND_TIME {
+        if now >= self.deadline + REMOTE_TIME {
             return Err(self.members.fail(Failure::Late { rank, waiting }));
         }
         Ok(())

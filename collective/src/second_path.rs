@@ -22,7 +22,7 @@ const PAGE: u64 = 4096;
 /// Ranks that have slots, at most: memory that is pinned is missed elsewhere.
 const MAX_RANKS: u32 = 8;
 /// More than the chunks of any domain: a word that has it lets all streams continue.
-const BEYOND: u32 = 1 << 30;
+const RELEASED: u32 = 1 << 30;
 
 /// The second path, as one rank uses it.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ impl SecondPath {
     /// Returns whether it has space for so many bytes more of each rank.
     fn has_numbers(&self, bytes: u64) -> bool {
         let chunks = bytes / CHUNK + 1;
-        self.given.iter().all(|given| u64::from(*given) + chunks < u64::from(BEYOND))
+        self.given.iter().all(|given| u64::from(*given) + chunks < u64::from(RELEASED))
     }
 
     /// Pins the memory, once. Returns whether this rank can use the path for so many bytes.
@@ -188,8 +188,8 @@ impl ReleaseWords {
                 let Some(word) = self.members.part(first_word, 1) else { continue };
                 // Devices write its lower half meanwhile, and other ranks may do the same.
                 let mut found = word.load(0, Acquire);
-                while found < u64::from(BEYOND)
-                    && let Err(other) = word.compare_exchange(0, found, found | u64::from(BEYOND))
+                while found < u64::from(RELEASED)
+                    && let Err(other) = word.compare_exchange(0, found, found | u64::from(RELEASED))
                 {
                     found = other;
                 }
