@@ -25,8 +25,11 @@ use crate::parameters::Parameters;
 use crate::rendezvous::Offer;
 use crate::statistics::ExecStat;
 
-/// Operations whose choices and times are kept: more than a device's driver lets a host be ahead.
+/// Operations whose choices are kept: more than a device's driver lets a host be ahead.
 const SLOTS: u64 = 4096;
+/// Operations whose times are kept. The fastest rank is [`SLOTS`] ahead of the slowest at most, and that one may
+/// have as many whose times it has not recorded yet.
+const TIME_SLOTS: u64 = 2 * SLOTS;
 /// Agreements of [`ChoiceLog::agree`] in the life of a log.
 const AGREEMENTS: usize = 4;
 const LINE: usize = 8;
@@ -138,7 +141,8 @@ fn at_choice(number: u64, ranks: u32) -> usize {
 }
 
 fn at_time(rank: u32, number: u64, ranks: u32) -> usize {
-    at_entered(ranks, ranks) + (rank as usize + 1) * SLOTS as usize + (number % SLOTS) as usize
+    let first = at_entered(ranks, ranks) + SLOTS as usize;
+    first + rank as usize * TIME_SLOTS as usize + (number % TIME_SLOTS) as usize
 }
 
 fn required_words(ranks: u32) -> usize {
@@ -171,7 +175,7 @@ impl ChoiceLog {
         setup: u64,
         choices: impl Fn(OpKey) -> Choices + Clone + Send + 'static,
     ) -> Result<Self> {
-        let build = digest([SLOTS, u64::from(OpKey::COUNT), setup]);
+        let build = digest([SLOTS, TIME_SLOTS, u64::from(OpKey::COUNT), setup]);
         let kind = Kind::new("log", build);
         let joined = options.join(kind, key, rank, None, required_words, Offer::default())?;
         let first = joined.first_extra();
@@ -358,7 +362,7 @@ impl ChoiceLog {
             // To ask whether processes have ended takes longer than all else.
             let has_ended = || (0..ranks).any(|rank| members.has_ended(rank));
             let is_lost =
-                || last - number >= SLOTS / 2 || last.is_multiple_of(SAMPLED) && has_ended();
+                || last - number >= TIME_SLOTS || last.is_multiple_of(SAMPLED) && has_ended();
             match times {
                 Some(times) if times.iter().all(|time| *time > 0) => {
                     let longest = times.into_iter().max().unwrap_or(0);
