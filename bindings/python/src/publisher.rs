@@ -2,7 +2,8 @@
 #![allow(unsafe_code)]
 
 use std::ptr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -41,9 +42,9 @@ pub(crate) struct PyPublisher {
     publisher: Closable<Arc<Publisher>>,
     /// What all messages have in common.
     message_type: Option<MessageType>,
-    /// Loans of calls in progress that publish copies, which return them by themselves.
-    passing_loans: AtomicU32,
-    /// Those of tasks of an event loop, which go on only when its thread does.
+    /// Calls in progress that publish copies.
+    passing: PassingCalls,
+    /// Loans of tasks of an event loop, which go on only when its thread does.
     task_loans: AtomicU32,
 }
 
@@ -149,54 +150,88 @@ impl PyPublisher {
         Self {
             publisher,
             message_type,
-            passing_loans: AtomicU32::new(0),
+            passing: PassingCalls::default(),
             task_loans: AtomicU32::new(0),
         }
     }
 
     /// Memory for a message. With all loans in use, it waits for those that calls in progress return
     /// by themselves. A caller that does not wait is told so, too, if tasks have them.
-    fn borrow(&self, py: Python<'_>, length: u64, timeout: Timeout) -> Result<Loan> {
-        let returns_soon = || {
-            let tasks = if timeout.is_zero() { self.task_loans.load(Ordering::Relaxed) } else { 0 };
-            self.passing_loans.load(Ordering::Relaxed) + tasks > 0
-        };
-        borrow(py, &*self.publisher.get(LOAN)?, length, timeout, returns_soon)
+    fn borrow(
+        &self,
+        py: Python<'_>,
+        length: u64,
+        timeout: Timeout,
+    ) -> Result<(PassingCall<'_>, Loan)> {
+        let publisher = &*self.publisher.get(LOAN)?;
+        let cause = || no_room(length);
+        wait(py, LOAN, timeout, cause, |slice| {
+            let returned = self.passing.returned.load(SeqCst);
+            self.passing.seeking.fetch_add(1, SeqCst);
+            let found = unless_late(publisher.loan(length, slice));
+            let found = found.map(|loan| loan.map(|loan| (PassingCall::new(&self.passing), loan)));
+            self.passing.seeking.fetch_sub(1, SeqCst);
+            let tasks = if timeout.is_zero() { self.task_loans.load(SeqCst) } else { 0 };
+            match found {
+                Err(failure)
+                    if failure.is_of("TooManyLoans")
+                        && (tasks > 0 || self.passing.had_loans_since(returned)) =>
+                {
+                    std::thread::sleep(slice.min(LOAN_PAUSE));
+                    Ok(None)
+                }
+                other => other,
+            }
+        })
     }
 }
 
-/// A loan of a call in progress, counted until this is dropped.
-struct PassingLoan<'a>(&'a AtomicU32);
+/// Calls in progress that publish copies, which return their loans by themselves.
+///
+/// Such a call seeks a loan, then has it, and then has returned it. Each of these begins to count before the one
+/// before ends.
+#[derive(Debug, Default)]
+struct PassingCalls {
+    seeking: AtomicU32,
+    having: AtomicU32,
+    /// Counted up with each loan that was returned.
+    returned: AtomicU32,
+}
 
-impl<'a> PassingLoan<'a> {
-    fn new(count: &'a AtomicU32) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(count)
+impl PassingCalls {
+    /// Returns whether one of the calls may have had a loan since this count of returned ones was read.
+    fn had_loans_since(&self, returned: u32) -> bool {
+        // In the order in which a call goes through them: none is missed.
+        self.seeking.load(SeqCst) > 0
+            || self.having.load(SeqCst) > 0
+            || self.returned.load(SeqCst) != returned
     }
 }
 
-impl Drop for PassingLoan<'_> {
+/// A call that has a loan. It is dropped after the loan.
+struct PassingCall<'a>(&'a PassingCalls);
+
+impl<'a> PassingCall<'a> {
+    fn new(calls: &'a PassingCalls) -> Self {
+        calls.having.fetch_add(1, SeqCst);
+        Self(calls)
+    }
+}
+
+impl Drop for PassingCall<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.returned.fetch_add(1, SeqCst);
+        self.0.having.fetch_sub(1, SeqCst);
     }
 }
 
-/// Memory for a message of this length, when there is room, and a loan that returns soon.
-fn borrow(
-    py: Python<'_>,
-    publisher: &Publisher,
-    length: u64,
-    timeout: Timeout,
-    returns_soon: impl Fn() -> bool + Sync,
-) -> Result<Loan> {
-    let cause = || format!("no room for {length} bytes");
-    wait(py, LOAN, timeout, cause, |slice| match unless_late(publisher.loan(length, slice)) {
-        Err(failure) if failure.is_of("TooManyLoans") && returns_soon() => {
-            std::thread::sleep(slice.min(LOAN_PAUSE));
-            Ok(None)
-        }
-        other => other,
-    })
+fn no_room(length: u64) -> String {
+    format!("no room for {length} bytes")
+}
+
+/// Memory for a message of this length, when there is room.
+fn borrow(py: Python<'_>, publisher: &Publisher, length: u64, timeout: Timeout) -> Result<Loan> {
+    wait(py, LOAN, timeout, || no_room(length), |slice| unless_late(publisher.loan(length, slice)))
 }
 
 /// Copies an array into a message. Then the source is not used any more.
@@ -310,8 +345,7 @@ impl PyPublisher {
             (source.data_type(), source.layout()),
             metadata,
         )?;
-        let mut loan = self.borrow(py, source.length(), timeout)?;
-        let _passing = PassingLoan::new(&self.passing_loans);
+        let (_call, mut loan) = self.borrow(py, source.length(), timeout)?;
         loan.set_metadata(&header)?;
         if let Err(failure) = copy(py, &source, &mut loan) {
             keep_while_copied(source, loan);
@@ -323,8 +357,8 @@ impl PyPublisher {
     /// Counts the loan of a task, which returns it by itself: when it is taken, and when it is returned.
     fn _count_task_loan(&self, is_taken: bool) {
         match is_taken {
-            true => self.task_loans.fetch_add(1, Ordering::Relaxed),
-            false => self.task_loans.fetch_sub(1, Ordering::Relaxed),
+            true => self.task_loans.fetch_add(1, SeqCst),
+            false => self.task_loans.fetch_sub(1, SeqCst),
         };
     }
 
@@ -334,7 +368,8 @@ impl PyPublisher {
         let (data_type, shape) = (source.data_type(), source.layout().shape().to_vec());
         let (layout, _) = contiguous(PUBLISH, data_type, shape)?;
         header(PUBLISH, self.message_type.as_ref(), (data_type, &layout), &[])?;
-        let mut loan = self.borrow(py, source.length(), Timeout::new(PUBLISH, Some(0.0))?)?;
+        let (_call, mut loan) =
+            self.borrow(py, source.length(), Timeout::new(PUBLISH, Some(0.0))?)?;
         if let Err(failure) = copy(py, &source, &mut loan) {
             keep_while_copied(source, loan);
             return Err(failure);
@@ -406,7 +441,7 @@ impl PyPublisher {
         let (layout, length) = contiguous(LOAN, data_type, shape)?;
         // Before the memory: a wrong type is reported at once.
         header(LOAN, self.message_type.as_ref(), (data_type, &layout), &[])?;
-        let loan = self.borrow(py, length, timeout)?;
+        let (_, loan) = self.borrow(py, length, timeout)?;
         let publisher = self.publisher.get(LOAN)?;
         Ok(PyLoan::of(loan, (data_type, layout), self.message_type.clone(), publisher))
     }
@@ -606,7 +641,7 @@ impl PyLoan {
     /// A copy of memory that views may still write, with a warning.
     fn copied(&self, py: Python<'_>, viewed: &LoanMemory, timeout: Timeout) -> Result<Loan> {
         let length = viewed.loan.with(PUBLISH, Loan::length)?;
-        let copied = match borrow(py, &self.publisher, length, timeout, || false) {
+        let copied = match borrow(py, &self.publisher, length, timeout) {
             Err(failure) if failure.is_of("TooManyLoans") => {
                 let cause = "publish to topic failed: views of the loan's array exist, which could write \
                              to the message, and there is no further loan for a copy. Write \
