@@ -363,3 +363,42 @@ fn agent_removes_its_card_when_it_ends() {
     assert!(other.cards().is_empty());
     assert_eq!(fail(&["--explain", &other.file("")]).0, Some(6));
 }
+
+#[test]
+fn domains_are_shown_with_what_they_learnt() {
+    use fabricast::collective::{CommDomain, CommDomainKey, DomainOptions, ReduceOp};
+    let directory = empty_directory();
+    let path = directory.to_str().unwrap();
+    let arguments = ["--collectives", "--directory", path];
+    assert_eq!(succeed(&arguments), "no domains\n");
+    let key = CommDomainKey::of_first_ranks(2);
+    let options = DomainOptions::new().directory(&directory).job("train");
+    let run = |rank: u32| {
+        let mut domain = CommDomain::join(&key, rank, &options).unwrap();
+        let mut elements = vec![1.0_f32; 1 << 18];
+        for _ in 0..40 {
+            domain.all_reduce(&mut elements, ReduceOp::Max, TIMEOUT).unwrap();
+        }
+        domain
+    };
+    let domains = std::thread::scope(|scope| {
+        let other = scope.spawn(|| run(1));
+        [run(0), other.join().unwrap()]
+    });
+    let out = succeed(&arguments);
+    let process = std::process::id();
+    assert!(
+        out.starts_with(&format!("host memory of 2 ranks, job train, processes {process}")),
+        "{out}"
+    );
+    assert!(out.contains("\n  all-reduce of f32 up to 1MiB: "), "{out}");
+    let all = json(&succeed(&[&arguments[..], &["--json"]].concat()));
+    let operation = &all["domains"][0]["operations"][0];
+    assert_eq!(
+        (&operation["operation"], &operation["alpha"]),
+        (&"all-reduce".into(), &1000.into())
+    );
+    drop(domains);
+    assert_eq!(succeed(&arguments), "no domains\n");
+    std::fs::remove_dir_all(&directory).unwrap();
+}

@@ -24,6 +24,7 @@ use crate::operation::OpKey;
 use crate::parameters::Parameters;
 use crate::rendezvous::Offer;
 use crate::statistics::ExecStat;
+use crate::status_file::StatusFile;
 
 /// Operations whose choices are kept: more than a device's driver lets a host be ahead.
 const SLOTS: u64 = 4096;
@@ -111,6 +112,7 @@ pub struct ChoiceLog {
     /// Only of rank 0.
     controller: Option<Controller>,
     awaited: VecDeque<Awaited>,
+    status: Option<StatusFile>,
 }
 
 impl fmt::Debug for ChoiceLog {
@@ -176,9 +178,9 @@ impl ChoiceLog {
         choices: impl Fn(OpKey) -> Choices + Clone + Send + 'static,
     ) -> Result<Self> {
         let build = digest([SLOTS, TIME_SLOTS, u64::from(OpKey::COUNT), setup]);
-        let kind = Kind::new("log", build);
-        let joined = options.join(kind, key, rank, None, required_words, Offer::default())?;
-        let first = joined.first_extra();
+        let kind = Kind::new("log", "library operations", build);
+        let mut joined = options.join(kind, key, rank, None, required_words, Offer::default())?;
+        let (first, status) = (joined.first_extra(), joined.take_status());
         let members = joined.into_members().0;
         let words = members.part(first, required_words(members.count()));
         let words = words.ok_or_else(segment_too_small)?;
@@ -193,6 +195,7 @@ impl ChoiceLog {
             agreements: 0,
             controller,
             awaited: VecDeque::new(),
+            status,
         })
     }
 
@@ -348,7 +351,7 @@ impl ChoiceLog {
     /// Learns from the operations whose times are complete.
     fn aggregate(&mut self) {
         let (ranks, last) = (self.size(), self.number);
-        let Self { members, words, candidates, choices, controller, awaited, .. } = self;
+        let Self { members, words, candidates, choices, controller, awaited, status, .. } = self;
         let Some(controller) = controller else { return };
         while let Some(Awaited { choice: Choice { number, key, parameters, .. }, bytes }) =
             awaited.front()
@@ -378,6 +381,9 @@ impl ChoiceLog {
                     let index = all.iter().position(|it| *it == next).unwrap_or(0) as u64 & INDEX;
                     let settled = if controller.is_settled(*key) { SETTLED } else { 0 };
                     words.store(at_row(key.row(), ranks), index | settled, Release);
+                    if let Some(status) = status {
+                        status.update(controller);
+                    }
                 }
                 Some(_) => {}
                 None if is_lost() => {}

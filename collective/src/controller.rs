@@ -329,6 +329,8 @@ pub struct Controller {
     learners: BTreeMap<OpKey, Learner>,
     choices: Box<dyn Fn(OpKey) -> Choices + Send>,
     is_frozen: bool,
+    /// How often a key was settled, or began to be learnt again.
+    stage_changes: u64,
 }
 
 impl Controller {
@@ -336,7 +338,12 @@ impl Controller {
     /// all ranks.
     #[must_use]
     pub fn new(choices: impl Fn(OpKey) -> Choices + Send + 'static) -> Self {
-        Self { learners: BTreeMap::new(), choices: Box::new(choices), is_frozen: false }
+        Self {
+            learners: BTreeMap::new(),
+            choices: Box::new(choices),
+            is_frozen: false,
+            stage_changes: 0,
+        }
     }
 
     /// Stops or continues learning. A key that is being learnt returns to the parameters learnt before,
@@ -346,6 +353,7 @@ impl Controller {
             return;
         }
         self.is_frozen = is_frozen;
+        self.stage_changes += 1;
         let being_learnt = self.learners.values_mut().filter(|learner| !learner.is_settled());
         being_learnt.for_each(if is_frozen { Learner::pause } else { Learner::start });
     }
@@ -362,11 +370,13 @@ impl Controller {
         let mut learner = Learner::new((self.choices)(key));
         learner.settle(Parameters { alpha, ..parameters }, None);
         self.learners.insert(key, learner);
+        self.stage_changes += 1;
     }
 
     /// Forgets what was learnt of a key: it is learnt anew.
     pub fn forget(&mut self, key: OpKey) {
         self.learners.remove(&key);
+        self.stage_changes += 1;
     }
 
     /// Parameters of a key for executions to come.
@@ -387,6 +397,16 @@ impl Controller {
         self.learners.iter().filter_map(|(key, learner)| Some((*key, learner.learnt?)))
     }
 
+    /// The keys that were learnt or loaded, or are being learnt.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = OpKey> {
+        self.learners.keys().copied()
+    }
+
+    /// A number that changes when a key is settled, or begins to be learnt again.
+    pub(crate) fn stage_changes(&self) -> u64 {
+        self.stage_changes
+    }
+
     /// Last changes of the parameters of a key, the latest first.
     pub fn history(&self, key: OpKey) -> impl Iterator<Item = &Change> {
         self.learners.get(&key).into_iter().flat_map(|learner| &learner.history)
@@ -402,7 +422,9 @@ impl Controller {
         let learner = self.learners.entry(key).or_insert_with(new);
         learner.updates += 1;
         if stat.success && used == learner.current {
+            let was_settled = learner.is_settled();
             learner.add(stat);
+            self.stage_changes += u64::from(learner.is_settled() != was_settled);
         }
     }
 }

@@ -164,17 +164,17 @@ impl DeviceDomain {
         let bytes = control::codec::encode(0, &offer);
         let offer = Offer::new(bytes, descriptors.map_err(&failed)?);
         let build = digest([HALF_BYTES, ONE_STEP_BYTES, Exchange::WORD_BYTES]);
-        let kind = Kind::new("devices", build);
+        let kind = Kind::new("devices", "device memory", build);
         let words =
             |ranks| BufferAgreement::required_words(ranks) + SecondPath::required_words(ranks);
-        let joined = options.join(kind, key, rank, None, words, offer)?;
-        let first_extra = joined.first_extra();
+        let mut joined = options.join(kind, key, rank, None, words, offer)?;
+        let (first_extra, status) = (joined.first_extra(), joined.take_status());
         let (members, offers) = joined.into_members();
         let agreement = BufferAgreement::new(Arc::clone(&members), first_extra, device);
         let agreement = agreement.ok_or_else(segment_too_small)?;
         let first_extra = first_extra + BufferAgreement::required_words(members.count());
         let second = SecondPath::new(Arc::clone(&members), first_extra, device);
-        let paths = DevicePaths::new(rank, members.count(), options.fixed());
+        let paths = DevicePaths::new(rank, members.count(), options.fixed(), status);
         let mut stages = Vec::with_capacity(offers.len());
         for (other, offer) in offers.iter().enumerate() {
             let stage = match other == rank as usize {

@@ -13,6 +13,7 @@ use crate::controller::{Change, Choices, Controller};
 use crate::operation::{OpKey, Operation};
 use crate::parameters::Parameters;
 use crate::statistics::ExecStat;
+use crate::status_file::StatusFile;
 
 /// From this number of bytes of a block on the second path is worth its latency.
 const MIN_BYTES: u64 = 128 << 20;
@@ -101,10 +102,16 @@ pub(crate) struct DevicePaths {
     awaited: BTreeMap<u64, Awaited>,
     /// What was used last for each key.
     used: BTreeMap<OpKey, Parameters>,
+    status: Option<StatusFile>,
 }
 
 impl DevicePaths {
-    pub(crate) fn new(rank: u32, ranks: u32, fixed: Option<Parameters>) -> Self {
+    pub(crate) fn new(
+        rank: u32,
+        ranks: u32,
+        fixed: Option<Parameters>,
+        status: Option<StatusFile>,
+    ) -> Self {
         let choices = |key: OpKey| {
             let first_alpha =
                 can_split(key.operation, key.size_class.largest()).then_some(FIRST_ALPHA);
@@ -119,6 +126,7 @@ impl DevicePaths {
             known: (0, [0; 2]),
             awaited: BTreeMap::new(),
             used: BTreeMap::new(),
+            status,
         }
     }
 
@@ -192,7 +200,7 @@ impl DevicePaths {
     }
 
     fn learn(&mut self, all: &[PathReport]) {
-        let Self { controller: Some(controller), awaited, .. } = self else { return };
+        let Self { controller: Some(controller), awaited, status, .. } = self else { return };
         for (rank, report) in all.iter().enumerate() {
             if let Some(awaited) = awaited.get_mut(&report.number) {
                 awaited.times[rank] = Some(report.times);
@@ -216,6 +224,9 @@ impl DevicePaths {
             success: true,
         };
         controller.update(key, used, &stat);
+        if let Some(status) = status {
+            status.update(controller);
+        }
     }
 
     /// The parameters that were used last for a key.
@@ -253,7 +264,7 @@ mod tests {
 
     /// Two ranks, whose paths have these bytes per nanosecond; the second one is slower.
     fn run(fast: f64, second: f64, operations: usize) -> Vec<[Parameters; 2]> {
-        let mut ranks = [0, 1].map(|rank| DevicePaths::new(rank, 2, None));
+        let mut ranks = [0, 1].map(|rank| DevicePaths::new(rank, 2, None, None));
         let mut used = Vec::new();
         for _ in 0..operations {
             let reports = ranks.each_mut().map(|rank| rank.report(key(), true));
@@ -293,7 +304,12 @@ mod tests {
     #[test]
     fn rank_without_second_path_keeps_all_on_the_fast_one() {
         let mut ranks = [0, 1].map(|rank| {
-            DevicePaths::new(rank, 2, Some(Parameters { alpha: 900, ..Parameters::default() }))
+            DevicePaths::new(
+                rank,
+                2,
+                Some(Parameters { alpha: 900, ..Parameters::default() }),
+                None,
+            )
         });
         for can_use in [false, true] {
             let reports = [ranks[0].report(key(), true), ranks[1].report(key(), can_use)];

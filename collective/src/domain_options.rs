@@ -12,6 +12,7 @@ use crate::members::{MAX_RANKS, Members};
 use crate::param_table::LearningOptions;
 use crate::parameters::Parameters;
 use crate::rendezvous::{Offer, Rendezvous};
+use crate::status_file::{DomainStatus, StatusFile};
 
 pub(crate) const JOIN: &str = "join communication domain";
 const LAYOUT: Layout = Layout::new("fabricast domain", 1);
@@ -160,8 +161,7 @@ impl DomainOptions {
         };
         let first_table = Members::required_words(ranks);
         let first_extra = (first_table + table).next_multiple_of(PAGE_WORDS);
-        let name = digest([key.digest(), digest_of_bytes(self.job.bytes())]);
-        let socket = self.directory.join(format!("{}-{name:016x}.sock", kind.name));
+        let socket = self.directory.join(format!("{}.sock", self.file_name(kind, key)));
         let setup = self.setup(key, kind.build);
         let length = (first_extra + words(ranks)) * size_of::<u64>();
         let rendezvous = Rendezvous::new(socket, [rank, ranks], setup, LAYOUT, length, offer);
@@ -170,7 +170,36 @@ impl DomainOptions {
         let names = names.map_or_else(|| (0..ranks).collect(), <[u32]>::to_vec);
         let (members, offers) = Members::new(joined, rank, names, key.digest(), self.interruption)?;
         let members = Arc::new(members);
-        Ok(MachineRanks { members, first_table, first_extra, deadline, offers })
+        let status = self.status_file(kind, key, &members);
+        Ok(MachineRanks { members, first_table, first_extra, deadline, offers, status })
+    }
+
+    /// The file by which operators see a domain; only the first rank of a machine has it.
+    pub(crate) fn status_file(
+        &self,
+        kind: Kind,
+        key: &CommDomainKey,
+        members: &Members,
+    ) -> Option<StatusFile> {
+        if members.rank() != 0 {
+            return None;
+        }
+        let processes = (0..members.count()).map(|rank| members.process_id(rank));
+        let status = DomainStatus {
+            kind: kind.title.to_owned(),
+            job: self.job.clone(),
+            ranks: key.ranks.len() as u32,
+            processes: processes.filter(|process| *process != 0).collect(),
+            is_fixed: self.fixed.is_some(),
+            operations: Vec::new(),
+        };
+        StatusFile::new(&self.directory, &self.file_name(kind, key), status)
+    }
+
+    /// The name of files of a domain, without the suffix.
+    fn file_name(&self, kind: Kind, key: &CommDomainKey) -> String {
+        let name = digest([key.digest(), digest_of_bytes(self.job.bytes())]);
+        format!("{}-{name:016x}", kind.name)
     }
 
     /// A text of all that must be equal on all ranks.
@@ -190,13 +219,15 @@ impl DomainOptions {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kind {
     name: &'static str,
+    /// What takes part, for operators.
+    title: &'static str,
     /// A digest of what is built in.
     build: u64,
 }
 
 impl Kind {
-    pub(crate) fn new(name: &'static str, build: u64) -> Self {
-        Self { name, build }
+    pub(crate) fn new(name: &'static str, title: &'static str, build: u64) -> Self {
+        Self { name, title, build }
     }
 }
 
@@ -211,6 +242,7 @@ pub(crate) struct MachineRanks {
     deadline: Instant,
     /// What each rank gives.
     offers: Vec<Offer>,
+    status: Option<StatusFile>,
 }
 
 impl MachineRanks {
@@ -224,6 +256,11 @@ impl MachineRanks {
 
     pub(crate) fn deadline(&self) -> Instant {
         self.deadline
+    }
+
+    /// The file by which operators see the domain, if this rank has it.
+    pub(crate) fn take_status(&mut self) -> Option<StatusFile> {
+        self.status.take()
     }
 
     /// The ranks, and what each gives.

@@ -1,7 +1,7 @@
 //! Collective operations whose parameters all ranks agree on.
 //!
 //! Modules, each importing only those before it: `error`, `element`, `operation`,
-//! `domain_key`, `call`, `parameters`, `statistics`, `controller`, `saved_parameters`,
+//! `domain_key`, `call`, `parameters`, `statistics`, `controller`, `saved_parameters`, `status_file`,
 //! `rendezvous`, `members`, `param_table`, `domain_options`, `param_store`, `choice_log`, `peer_memory`, `place`, `host_steps`,
 //! `host_operations`, `collective_call`, `block_lengths`, `machine_domain`, `topology`,
 //! `replicated_parameters`, `liveness`, `remote_ranks`, `introduction`, `remote_steps`, `remote_operations`,
@@ -59,6 +59,7 @@ mod replicated_parameters_tests;
 mod saved_parameters;
 mod second_path;
 mod statistics;
+mod status_file;
 mod topology;
 
 pub use buffer_agreement::DirectOutcomes;
@@ -79,3 +80,6 @@ pub use parameters::{Algorithm, Parameters};
 pub use reduction::{DataType, ReduceOp};
 pub use saved_parameters::{LoadError, SavedParameters};
 pub use statistics::{Aggregation, ExecStat};
+pub use status_file::{
+    DomainStatus, FoundDomains, OperationStatus, ParameterChange, UsedParameters,
+};

@@ -87,10 +87,10 @@ impl MachineDomain {
             bytes / PAGE * PAGE
         };
         let words = |ranks| HostSteps::required_words(ranks, slot_bytes(ranks));
-        let kind = Kind::new("domain", Self::build());
-        let joined = options.join(kind, key, rank, names, words, Offer::default())?;
+        let kind = Kind::new("domain", "host memory", Self::build());
+        let mut joined = options.join(kind, key, rank, names, words, Offer::default())?;
         let (first_table, first_extra) = (joined.first_table(), joined.first_extra());
-        let deadline = joined.deadline();
+        let (deadline, status) = (joined.deadline(), joined.take_status());
         let members = joined.into_members().0;
         let ranks = members.count();
         let slot_bytes = slot_bytes(ranks);
@@ -102,7 +102,8 @@ impl MachineDomain {
             .map_err(|failure| members.error(JOIN, failure))?;
         let choices = move |key| choices(key, ranks, slot_bytes, reads_peers);
         let learning = options.learning_options();
-        let table = ParamTable::new(Arc::clone(&members), first_table, learning, choices, false);
+        let table =
+            ParamTable::new(Arc::clone(&members), first_table, learning, choices, status, false);
         let table = Some(table.ok_or_else(segment_too_small)?);
         let fixed = options.fixed();
         Ok(Self { members, table, steps, calls: 0, fixed, reads_peers })

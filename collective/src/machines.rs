@@ -15,7 +15,7 @@ use crate::call::Call;
 use crate::collective_call::CheckedCall;
 use crate::controller::{Change, Choices, Controller};
 use crate::domain_key::{CommDomainKey, digest};
-use crate::domain_options::{DomainOptions, JOIN};
+use crate::domain_options::{DomainOptions, JOIN, Kind};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host_operations::{Ranks, Reduction, share};
 use crate::introduction;
@@ -98,7 +98,10 @@ impl Machines {
             remote_only: RemoteSet::new(everyone.clone(), rank, |rank| !local.contains(&rank)),
             all: RemoteSet::new(everyone, rank, |_| true),
         };
-        let (parameters, fixed) = (ReplicatedParameters::new(choices), options.fixed());
+        let kind = Kind::new("machines", "machines", 0);
+        let status = options.status_file(kind, key, machine.members());
+        let parameters = ReplicatedParameters::new(choices, status);
+        let fixed = options.fixed();
         let machines = Self { topology, remote, sets, parameters, fixed, number: 0, calls: 0 };
         Ok((machine, machines))
     }

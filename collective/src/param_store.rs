@@ -89,12 +89,13 @@ impl ShmParamStore {
         options: &DomainOptions,
         choices: impl Fn(OpKey) -> Choices + Send + 'static,
     ) -> Result<Self> {
-        let kind = Kind::new("store", digest([u64::from(OpKey::COUNT)]));
-        let joined = options.join(kind, key, rank, None, |_| 0, Offer::default())?;
-        let first_table = joined.first_table();
+        let kind = Kind::new("store", "parameter store", digest([u64::from(OpKey::COUNT)]));
+        let mut joined = options.join(kind, key, rank, None, |_| 0, Offer::default())?;
+        let (first_table, status) = (joined.first_table(), joined.take_status());
         let members = joined.into_members().0;
         let learning = options.learning_options();
-        let table = ParamTable::new(Arc::clone(&members), first_table, learning, choices, true);
+        let table =
+            ParamTable::new(Arc::clone(&members), first_table, learning, choices, status, true);
         Ok(Self { members, table: Some(table.ok_or_else(segment_too_small)?) })
     }
 

@@ -13,6 +13,7 @@ use crate::operation::OpKey;
 use crate::parameters::Parameters;
 use crate::saved_parameters::SavedParameters;
 use crate::statistics::{Aggregation, ExecStat};
+use crate::status_file::StatusFile;
 
 /// When rank 0 aggregates the statistics of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -67,6 +68,7 @@ struct Writer {
     published: BTreeMap<OpKey, u64>,
     /// Keys whose parameters are not in the table yet.
     unpublished: BTreeSet<OpKey>,
+    status: Option<StatusFile>,
 }
 
 /// The parameter table, as one rank sees it.
@@ -88,6 +90,7 @@ impl ParamTable {
         first: usize,
         options: LearningOptions,
         choices: impl Fn(OpKey) -> Choices + Send + 'static,
+        status: Option<StatusFile>,
         continues_without_dead: bool,
     ) -> Option<Self> {
         let setup = options.table_setup(members.count());
@@ -99,6 +102,7 @@ impl ParamTable {
             skipped: 0,
             published: BTreeMap::new(),
             unpublished: BTreeSet::new(),
+            status,
         });
         let strategy = WaitStrategy::default();
         Some(Self { members, table, options, writer, strategy, continues_without_dead })
@@ -226,6 +230,9 @@ impl ParamTable {
             // Tried again at the next entrance.
             matches!(changed, Err(ChangeRefused::Pending { .. }))
         });
+        if let Some(status) = &mut writer.status {
+            status.update(&writer.controller);
+        }
     }
 
     /// Returns whether a rank has left.

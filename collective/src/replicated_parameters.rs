@@ -10,6 +10,7 @@ use crate::controller::{Choices, Controller};
 use crate::operation::OpKey;
 use crate::parameters::Parameters;
 use crate::statistics::ExecStat;
+use crate::status_file::StatusFile;
 
 /// An operation whose time the other ranks do not know yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,11 +27,15 @@ struct Measured {
 pub(crate) struct ReplicatedParameters {
     controller: Controller,
     measured: Option<Measured>,
+    status: Option<StatusFile>,
 }
 
 impl ReplicatedParameters {
-    pub(crate) fn new(choices: impl Fn(OpKey) -> Choices + Send + 'static) -> Self {
-        Self { controller: Controller::new(choices), measured: None }
+    pub(crate) fn new(
+        choices: impl Fn(OpKey) -> Choices + Send + 'static,
+        status: Option<StatusFile>,
+    ) -> Self {
+        Self { controller: Controller::new(choices), measured: None, status }
     }
 
     /// The parameters of the next operation: the same on all ranks that have called the same.
@@ -52,6 +57,9 @@ impl ReplicatedParameters {
             let stat =
                 ExecStat { fast_time, fast_bytes: bytes, success: true, ..ExecStat::default() };
             self.controller.update(key, used, &stat);
+            if let Some(status) = &mut self.status {
+                status.update(&self.controller);
+            }
         }
     }
 

@@ -118,7 +118,7 @@ proptest! {
     ) {
         let count = machines * PLACES;
         let rank = |_| Rank {
-            parameters: ReplicatedParameters::new(choices),
+            parameters: ReplicatedParameters::new(choices, None),
             given: Vec::new(),
             operation: 0,
             used: Vec::new(),

@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             failures.push(failure);
             continue;
         }
-        for clean in [clean_agents, clean_names, clean_node] {
+        for clean in [clean_agents, clean_names, clean_node, clean_domains] {
             match clean(directory, arguments.dry_run) {
                 Ok(done) => all.extend(done),
                 Err(failure) => failures.push(failure),
@@ -133,6 +133,15 @@ fn clean_node(directory: &Path, dry_run: bool) -> Result<Vec<CleanedPaths>> {
         _ => return Ok(Vec::new()),
     };
     Ok(vec![CleanedPaths { paths, is_removed, why }])
+}
+
+fn clean_domains(directory: &Path, dry_run: bool) -> Result<Vec<CleanedPaths>> {
+    let paths = collective::DomainStatus::clean(directory, dry_run).map_err(|error| {
+        Failure::new(Exit::Failed, format!("clean {} failed: {error}", directory.display()))
+    })?;
+    let why = "the process that decided for the domain has ended".to_owned();
+    let done = CleanedPaths { paths, is_removed: true, why };
+    Ok(if done.paths.is_empty() { Vec::new() } else { vec![done] })
 }
 
 fn to_text(all: &[CleanedPaths], dry_run: bool) -> String {

@@ -1,5 +1,6 @@
 //! `fabricast paths`: which path data takes, and why: in typical situations, or to a peer.
 
+mod collectives;
 mod explain;
 mod inter_node;
 
@@ -24,7 +25,8 @@ pub(crate) use self::inter_node::{
 /// Without arguments: in typical situations, as in docs/reference/paths.md. With --explain: to a running
 /// agent, from each kind of memory of this machine, without mapping anything. The agent sees a
 /// connection that closes again. With --fabric it is contacted through the fabric, too; with --region
-/// as well, device memory is probed as a join does. With --topics: between nodes.
+/// as well, device memory is probed as a join does. With --topics: between nodes. With --collectives: in
+/// collective operations of running ranks.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Explain the paths to this agent: its card file, or the directory it was started with
@@ -33,6 +35,9 @@ pub(crate) struct Arguments {
     /// Show which topics are replicated between this node and its peers
     #[arg(long, conflicts_with_all = ["explain", "region", "policy", "timeout"])]
     topics: bool,
+    /// Show what domains of ranks use for collective operations, and how they learnt it
+    #[arg(long, conflicts_with_all = ["explain", "topics", "region", "policy", "timeout"])]
+    collectives: bool,
     /// To a region of the agent, whose descriptor is in this file [default: to typical memory]
     #[arg(long, value_name = "FILE", requires = "explain")]
     region: Option<PathBuf>,
@@ -70,6 +75,9 @@ struct SituationTable<'a> {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if arguments.topics {
         return inter_node::run(arguments);
+    }
+    if arguments.collectives {
+        return collectives::run(arguments);
     }
     if let Some(peer) = &arguments.explain {
         return explain::run(arguments, peer);
