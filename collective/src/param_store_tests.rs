@@ -167,34 +167,45 @@ fn stopped_rank_is_named_and_the_store_goes_on_when_it_continues() {
     assert!(other.wait().success());
 }
 
-/// Prints what an operation costs beside its execution. Other programs disturb it: hence the bound.
+/// Prints what an operation costs beside its execution, in which ranks wait for each other: below 1 microsecond on a
+/// quiet machine, if it is optimized. Other programs disturb it: hence the bound.
 #[test]
-fn entrance_and_record_take_less_than_20_microseconds() {
+fn entrance_and_record_take_microseconds() {
+    const RANKS: u32 = 8;
+    const OPERATIONS: usize = 5000;
     let directory = TempDir::new("store-cost");
     let options = DomainOptions::new().directory(&directory);
-    let domain = CommDomainKey::of_first_ranks(2);
+    let domain = CommDomainKey::of_first_ranks(RANKS);
+    let arrivals = Segment::create(Layout::new("arrivals", 1), size_of::<u64>()).unwrap().words();
     let run = |rank: u32| {
         let mut store = ShmParamStore::attach(&domain, rank, &options, choices).unwrap();
         let mut random = Random(5);
-        let mut times: Vec<Duration> = (0..20_000)
-            .map(|_| {
-                let began = Instant::now();
-                let entry = store.enter(key(Operation::AllReduce, 1 << 24), TIMEOUT).unwrap();
-                let entered = began.elapsed();
-                let stat = execution(entry.parameters, 1 << 24, &mut random);
-                let began = Instant::now();
-                store.record(&entry, &stat).unwrap();
-                entered + began.elapsed()
-            })
-            .collect();
+        let mut times = Vec::with_capacity(OPERATIONS);
+        for number in 1..=OPERATIONS as u64 {
+            let began = Instant::now();
+            let entry = store.enter(key(Operation::AllReduce, 1 << 24), TIMEOUT).unwrap();
+            let entered = began.elapsed();
+            arrivals.fetch_add(0, 1);
+            while arrivals.load(0, Acquire) < number * u64::from(RANKS) {
+                std::thread::yield_now();
+            }
+            let stat = execution(entry.parameters, 1 << 24, &mut random);
+            let began = Instant::now();
+            store.record(&entry, &stat).unwrap();
+            times.push(entered + began.elapsed());
+        }
         times.sort_unstable();
-        println!("rank {rank}: p50 {:?}, p99 {:?}", times[10_000], times[19_800]);
-        times[10_000]
+        let at = |percent: usize| times[OPERATIONS * percent / 100];
+        println!("rank {rank}: p50 {:?}, p90 {:?}, p99 {:?}", at(50), at(90), at(99));
+        at(50)
     };
-    let other = ForkedChild::new(|| {
-        run(1);
-    });
+    let others = Vec::from_iter((1..RANKS).map(|rank| {
+        ForkedChild::new(|| {
+            run(rank);
+        })
+    }));
     let median = run(0);
-    assert!(other.wait().success());
-    assert!(median < Duration::from_micros(20), "{median:?}");
+    others.into_iter().for_each(|other| assert!(other.wait().success()));
+    let most = Duration::from_micros(if cfg!(debug_assertions) { 100 } else { 2 });
+    assert!(median < most, "{median:?}");
 }

@@ -62,6 +62,8 @@ struct Writer {
     controller: Controller,
     /// Operations that this rank has recorded, whose statistics are not aggregated yet.
     pending: VecDeque<u64>,
+    /// Space for the statistics of an operation.
+    stats: Vec<ExecStat>,
     /// Operations whose statistics were not complete in time.
     skipped: u64,
     /// Words that were published last.
@@ -99,6 +101,7 @@ impl ParamTable {
         let writer = (members.rank() == 0).then(|| Writer {
             controller: Controller::new(choices),
             pending: VecDeque::new(),
+            stats: Vec::new(),
             skipped: 0,
             published: BTreeMap::new(),
             unpublished: BTreeSet::new(),
@@ -191,27 +194,26 @@ impl ParamTable {
             table.has_left(rank) || (*continues_without_dead && members.has_ended(rank))
         };
         while let Some(step) = writer.pending.front().copied() {
-            let mut stats = Vec::with_capacity(members.count() as usize);
-            let mut execution = None;
-            let is_complete = (0..members.count()).all(|rank| {
-                let Some(report) = table.reported(rank, step) else {
-                    return is_absent(table, rank);
-                };
-                if let Some((key, used, stat)) = ExecStat::decode(&report) {
-                    // All ranks call the same with the same parameters.
-                    if *execution.get_or_insert((key, used)) == (key, used) {
-                        stats.push(stat);
-                    }
-                }
-                true
-            });
-            if !is_complete && table.step() - step < u64::from(options.window) {
+            let mut missing =
+                (0..members.count()).filter(|rank| !table.has_reported(*rank, step)).peekable();
+            if missing.peek().is_some() && table.step() - step < u64::from(options.window) {
                 break;
+            }
+            // To ask whether a process has ended takes longer than all else.
+            let is_complete = missing.all(|rank| is_absent(table, rank));
+            writer.stats.clear();
+            let mut execution = None;
+            let reports = (0..members.count()).filter_map(|rank| table.reported(rank, step));
+            for (key, used, stat) in reports.filter_map(|report| ExecStat::decode(&report)) {
+                // All ranks call the same with the same parameters.
+                if *execution.get_or_insert((key, used)) == (key, used) {
+                    writer.stats.push(stat);
+                }
             }
             writer.pending.pop_front();
             writer.skipped += u64::from(!is_complete);
             if let (true, Some((key, used)), Some(stat)) =
-                (is_complete, execution, options.aggregation.of(&stats))
+                (is_complete, execution, options.aggregation.of(&writer.stats))
             {
                 writer.controller.update(key, used, &stat);
                 let word = writer.controller.parameters(key).encode();

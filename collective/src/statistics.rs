@@ -83,7 +83,7 @@ impl Aggregation {
     #[must_use]
     pub fn of(self, ranks: &[ExecStat]) -> Option<ExecStat> {
         let first = ranks.first()?;
-        let time = |of: fn(&ExecStat) -> Duration| self.time(ranks.iter().map(of).collect());
+        let time = |of: fn(&ExecStat) -> Duration| self.time(ranks.iter().map(of));
         Some(ExecStat {
             fast_time: time(|stat| stat.fast_time),
             second_time: time(|stat| stat.second_time),
@@ -93,14 +93,15 @@ impl Aggregation {
         })
     }
 
-    fn time(self, mut times: Vec<Duration>) -> Duration {
-        times.sort_unstable();
-        let last = times.len() - 1;
+    fn time(self, times: impl ExactSizeIterator<Item = Duration>) -> Duration {
+        let count = times.len();
         match self {
-            Self::Max => times[last],
-            Self::Mean => times.iter().sum::<Duration>() / times.len() as u32,
+            Self::Max => times.max().unwrap_or_default(),
+            Self::Mean => times.sum::<Duration>() / count as u32,
             Self::Percentile(percent) => {
-                let rank = (times.len() * usize::from(percent.min(100))).div_ceil(100);
+                let mut times = Vec::from_iter(times);
+                times.sort_unstable();
+                let rank = (count * usize::from(percent.min(100))).div_ceil(100);
                 times[rank.saturating_sub(1)]
             }
         }

@@ -28,8 +28,8 @@ pub type Announcement = [u64; ANNOUNCEMENT_WORDS];
 pub type Report = [u64; REPORT_WORDS];
 
 const LINE: usize = 8;
-/// The step of a report, then its words.
-const REPORT_SLOT: usize = 1 + REPORT_WORDS;
+/// A line for an announcement, and one for a report: its step, then its words.
+const STEP_WORDS: usize = 2 * LINE;
 /// Two cells of effect and value.
 const ROW: usize = 4;
 
@@ -67,7 +67,7 @@ impl AgreedTableSetup {
     }
 
     fn words_of_rank(self) -> usize {
-        LINE + self.kept_steps() * (ANNOUNCEMENT_WORDS + REPORT_SLOT).next_multiple_of(LINE)
+        LINE + self.kept_steps() * STEP_WORDS
     }
 
     fn first_row(self) -> usize {
@@ -141,11 +141,15 @@ impl<W: Words> AgreedTable<W> {
         LINE + rank as usize * self.setup.words_of_rank()
     }
 
-    /// Where a rank keeps the announcement of a step, which its report follows.
+    /// Where a rank keeps the announcement of a step.
     fn at_step(&self, rank: u32, step: u64) -> usize {
         let slot = (step % self.setup.kept_steps() as u64) as usize;
-        let length = (ANNOUNCEMENT_WORDS + REPORT_SLOT).next_multiple_of(LINE);
-        self.at_rank(rank) + LINE + slot * length
+        self.at_rank(rank) + LINE + slot * STEP_WORDS
+    }
+
+    /// Where it keeps the report.
+    fn at_report(&self, rank: u32, step: u64) -> usize {
+        self.at_step(rank, step) + LINE
     }
 
     fn at_row(&self, row: u32) -> usize {
@@ -262,7 +266,7 @@ impl<W: Words> AgreedTable<W> {
 
     /// Reports about a step that this rank has entered.
     pub fn report(&self, step: u64, report: &Report) {
-        let at = self.at_step(self.rank, step) + ANNOUNCEMENT_WORDS;
+        let at = self.at_report(self.rank, step);
         self.words.store(at, 0, Relaxed);
         for (word, at) in report.iter().zip(at + 1..) {
             // Not before the step is cleared.
@@ -274,12 +278,18 @@ impl<W: Words> AgreedTable<W> {
     /// What a rank reported about a step; None before that, and after the report was overwritten.
     #[must_use]
     pub fn reported(&self, rank: u32, step: u64) -> Option<Report> {
-        let at = self.at_step(rank, step) + ANNOUNCEMENT_WORDS;
+        let at = self.at_report(rank, step);
         if step == 0 || self.words.load(at, Acquire) != step {
             return None;
         }
         let report = std::array::from_fn(|word| self.words.load(at + 1 + word, Acquire));
         (self.words.load(at, Relaxed) == step).then_some(report)
+    }
+
+    /// Returns whether a rank has reported a step, as [`reported`](Self::reported) does.
+    #[must_use]
+    pub fn has_reported(&self, rank: u32, step: u64) -> bool {
+        step != 0 && self.words.load(self.at_report(rank, step), Acquire) == step
     }
 
     /// Leaves: no rank waits for this one any more, and the table stays as it is if this is rank 0.
