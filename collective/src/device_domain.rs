@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use gpu::{
     Device, Exchange, ExchangeCopy, ExchangePlace, ExchangeReduction, Memory, Point, Slice, Stream,
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::buffer_agreement::{Agreed, BufferAgreement, DirectOutcomes, RankBuffers};
 use crate::call::Call;
+use crate::call_board::CallBoard;
 use crate::collective_call::{CheckedCall, CollectiveCall};
 use crate::controller::Change;
 use crate::device_paths::DevicePaths;
@@ -103,6 +105,7 @@ pub struct DeviceDomain {
     next: u32,
     /// The last operation: the next one follows it, also on another stream.
     last: Option<Point>,
+    board: Arc<CallBoard>,
     agreement: BufferAgreement,
     /// A stream for each other rank, to which copy engines copy.
     copy_streams: Vec<Stream>,
@@ -165,11 +168,17 @@ impl DeviceDomain {
         let offer = Offer::new(bytes, descriptors.map_err(&failed)?);
         let build = digest([HALF_BYTES, ONE_STEP_BYTES, Exchange::WORD_BYTES]);
         let kind = Kind::new("devices", "device memory", build);
-        let words =
-            |ranks| BufferAgreement::required_words(ranks) + SecondPath::required_words(ranks);
+        let words = |ranks| {
+            CallBoard::required_words(ranks)
+                + BufferAgreement::required_words(ranks)
+                + SecondPath::required_words(ranks)
+        };
         let mut joined = options.join(kind, key, rank, None, words, offer)?;
         let (first_extra, status) = (joined.first_extra(), joined.take_status());
         let (members, offers) = joined.into_members();
+        let board = CallBoard::new(Arc::clone(&members), first_extra);
+        let board = Arc::new(board.ok_or_else(segment_too_small)?);
+        let first_extra = first_extra + CallBoard::required_words(members.count());
         let agreement = BufferAgreement::new(Arc::clone(&members), first_extra, device);
         let agreement = agreement.ok_or_else(segment_too_small)?;
         let first_extra = first_extra + BufferAgreement::required_words(members.count());
@@ -192,12 +201,13 @@ impl DeviceDomain {
         let (stop, failed_word) = (word(STOP)?, word(FAILED)?);
         let stop_devices = StopDevices { state: state.clone(), words: second.release() };
         let watch = {
-            let (members_of_watch, stop) = (Arc::clone(&members), stop_devices.clone());
+            let (members_of_watch, board) = (Arc::clone(&members), Arc::clone(&board));
             let members = Arc::clone(&members);
-            PeerWatch::start(members_of_watch, move |rank| {
-                members.fail(Failure::Ended { rank });
-                stop.run();
-            })?
+            let give_up = move |failure| {
+                members.fail(failure);
+                stop_devices.run();
+            };
+            PeerWatch::start(members_of_watch, move || board.look(), give_up)?
         };
         Ok(Self {
             _watch: watch,
@@ -210,6 +220,7 @@ impl DeviceDomain {
             failed: failed_word,
             next: 1,
             last: None,
+            board,
             agreement,
             copy_streams: Vec::new(),
             second,
@@ -278,17 +289,24 @@ impl DeviceDomain {
         }
     }
 
-    /// Starts an operation on a stream of the device. Its addresses are of the device.
+    /// Starts an operation on a stream of the device. Its addresses are of the device. If a rank does not
+    /// start it within this time, all ranks give up: [`check`](Self::check) names that rank.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument), [`Unavailable`](ErrorKind::Unavailable) for
-    /// unequal blocks; [`RankFailed`](ErrorKind::RankFailed) if a rank has ended before; errors of the
-    /// device.
+    /// unequal blocks, and for a stream that is captured into a CUDA graph;
+    /// [`Mismatch`](ErrorKind::Mismatch) if another rank has started another operation: that one learns it by
+    /// `check`; [`RankFailed`](ErrorKind::RankFailed) if a rank has ended before; errors of the device.
     ///
     /// # Safety
     /// Input and output are memory of this device, valid for the blocks of the call until the operation
     /// is done, and apart from each other or placed as the call allows.
-    pub unsafe fn start(&mut self, call: &CollectiveCall<'_>, stream: &Stream) -> Result<()> {
+    pub unsafe fn start(
+        &mut self,
+        call: &CollectiveCall<'_>,
+        stream: &Stream,
+        timeout: Duration,
+    ) -> Result<()> {
         let operation = call.operation.name();
         self.check(operation)?;
         let checked = call.check(self.rank(), self.size())?;
@@ -297,6 +315,16 @@ impl DeviceDomain {
             return Err(Error::new(operation, ErrorKind::Unavailable, detail));
         }
         let failed = of_device(operation);
+        if stream.is_capturing().map_err(&failed)? {
+            let detail = "the stream is captured into a CUDA graph, which would repeat the operation \
+                          without the other ranks. Start it between graphs";
+            return Err(Error::new(operation, ErrorKind::Unavailable, detail));
+        }
+        let started = self.board.start(checked.call(), timeout);
+        started.map_err(|failure| {
+            self.stop_devices().run();
+            self.members.error(operation, failure)
+        })?;
         if let Some(last) = self.last.take() {
             stream.wait_for(&last).map_err(&failed)?;
         }

@@ -21,6 +21,7 @@ struct Rank {
     output: Memory,
 }
 
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Space for the buffers of a rank.
 const BYTES: u64 = 64 << 20;
 
@@ -49,7 +50,7 @@ impl Rank {
         // SAFETY: slices of so many bytes, which this waits for.
         #[allow(unsafe_code)]
         unsafe {
-            domain.start(&call, stream).unwrap();
+            domain.start(&call, stream, TIMEOUT).unwrap();
         }
         let mut found = vec![0; output];
         stream.download(&to, &mut found, gpu::DEFAULT_TIMEOUT).unwrap();
@@ -207,7 +208,7 @@ fn operation_of_devices_is_given_up_when_a_rank_is_killed() {
     // SAFETY: both have more bytes, and are kept until the end.
     #[allow(unsafe_code)]
     unsafe {
-        domain.start(&call, &stream).unwrap();
+        domain.start(&call, &stream, TIMEOUT).unwrap();
     }
     assert!(!stream.is_done().unwrap());
     lost.kill();
@@ -216,7 +217,7 @@ fn operation_of_devices_is_given_up_when_a_rank_is_killed() {
     assert_eq!((error.kind(), error.ranks()), (ErrorKind::RankFailed, &[1][..]), "{error}");
     // SAFETY: as above.
     #[allow(unsafe_code)]
-    let error = unsafe { domain.start(&call, &stream) }.unwrap_err();
+    let error = unsafe { domain.start(&call, &stream, TIMEOUT) }.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::RankFailed);
 }
 
@@ -242,7 +243,7 @@ fn operation_of_devices_is_given_up_when_another_thread_aborts() {
         // SAFETY: both have more bytes, and are kept until the end.
         #[allow(unsafe_code)]
         unsafe {
-            domain.start(&call, &stream).unwrap();
+            domain.start(&call, &stream, TIMEOUT).unwrap();
         }
         assert!(!stream.is_done().unwrap() && !domain.has_given_up());
         let abort = domain.abort_handle();
@@ -250,5 +251,71 @@ fn operation_of_devices_is_given_up_when_another_thread_aborts() {
         stream.synchronize(Duration::from_millis(500)).unwrap();
         assert!(domain.has_given_up());
         assert_eq!(domain.check("test").unwrap_err().kind(), ErrorKind::Closed);
+    });
+}
+
+impl Rank {
+    /// Starts an all-gather of so many bytes, and waits for its end.
+    fn gather(&mut self, count: usize, timeout: Duration) -> crate::Result<()> {
+        let Self { domain, stream, input, output } = self;
+        let pointer = |memory: &Memory| {
+            std::ptr::with_exposed_provenance_mut::<u8>(memory.address() as usize)
+        };
+        let call = CollectiveCall {
+            input: pointer(input),
+            output: pointer(output),
+            ..call(Operation::AllGather, Blocks::One(count), Blocks::Each(count))
+        };
+        // SAFETY: both have more bytes, and this waits for the end.
+        #[allow(unsafe_code)]
+        let started = unsafe { domain.start(&call, stream, timeout) };
+        stream.synchronize(TIMEOUT).unwrap();
+        started.and_then(|()| domain.check("all-gather"))
+    }
+}
+
+#[test]
+fn ranks_that_start_different_operations_of_devices_learn_both() {
+    run(3, |mut rank| {
+        // Another rank may be ahead, and fail before the last check.
+        let early = (0..200).find_map(|_| rank.gather(1000, TIMEOUT).err());
+        let count = if rank.domain.rank() == 2 { 2000 } else { 1000 };
+        let error = early.or_else(|| rank.gather(count, TIMEOUT).err()).unwrap();
+        let text = error.to_string();
+        assert_eq!(error.kind(), ErrorKind::Mismatch, "{text}");
+        assert!(text.contains("operation 201") && error.ranks().contains(&2), "{text}");
+        let both = ["all-gather of 1000 u8", "all-gather of 2000 u8"];
+        assert!(both.iter().all(|call| text.contains(call)), "{text}");
+    });
+}
+
+#[test]
+fn rank_that_does_not_start_an_operation_of_devices_is_named_at_the_deadline() {
+    run(3, |mut rank| {
+        rank.gather(1000, TIMEOUT).unwrap();
+        if rank.domain.rank() == 1 {
+            while rank.domain.check("test").is_ok() {
+                thread::sleep(Duration::from_millis(1));
+            }
+        } else {
+            let began = std::time::Instant::now();
+            let error = rank.gather(1000, Duration::from_millis(300)).unwrap_err();
+            let kind = (error.kind(), error.ranks());
+            assert_eq!(kind, (ErrorKind::DeadlineExceeded, &[1][..]), "{error}");
+            let took = began.elapsed();
+            let expected = Duration::from_millis(200)..Duration::from_secs(2);
+            assert!(expected.contains(&took), "{took:?}");
+        }
+    });
+}
+
+#[test]
+fn rank_that_has_left_is_named_unless_it_has_done_its_part() {
+    run(2, |mut rank| {
+        rank.gather(1000, TIMEOUT).unwrap();
+        if rank.domain.rank() == 0 {
+            let error = rank.gather(1000, TIMEOUT).unwrap_err();
+            assert_eq!((error.kind(), error.ranks()), (ErrorKind::Closed, &[1][..]), "{error}");
+        }
     });
 }

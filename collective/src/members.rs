@@ -269,7 +269,7 @@ impl Members {
         self.words.load(self.at_rank(rank) + STATE_LINE, Acquire)
     }
 
-    fn has_left(&self, rank: u32) -> bool {
+    pub(crate) fn has_left(&self, rank: u32) -> bool {
         self.state(rank) == LEFT
     }
 

@@ -1,4 +1,5 @@
-//! A thread that waits for the end of the processes of other ranks, while devices wait for each other.
+//! A thread that watches other ranks while devices wait for each other: whether their processes end, and whether
+//! the domain has failed.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd};
@@ -8,7 +9,7 @@ use std::thread::JoinHandle;
 use ipc::Channel;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::members::Members;
+use crate::members::{CHECK_INTERVAL, Failure, Members};
 
 /// The thread, which ends with this.
 #[derive(Debug)]
@@ -19,18 +20,19 @@ pub(crate) struct PeerWatch {
 }
 
 impl PeerWatch {
-    /// Calls `lost` once with the first rank that has ended.
+    /// Calls `give_up` once: if a rank has ended, or for what `look` finds every now and then.
     pub(crate) fn start(
         members: Arc<Members>,
-        lost: impl FnOnce(u32) + Send + 'static,
+        look: impl Fn() -> Option<Failure> + Send + 'static,
+        give_up: impl FnOnce(Failure) + Send + 'static,
     ) -> Result<Self> {
         let failed = |cause: Box<dyn std::error::Error + Send + Sync>| {
             Error::caused_by("watch ranks", ErrorKind::Failed, cause)
         };
         let (end, other) = Channel::pair().map_err(|error| failed(error.into()))?;
         let run = move || {
-            if let Some(rank) = first_lost(&members, &other) {
-                lost(rank);
+            if let Some(failure) = first_failure(&members, &other, look) {
+                give_up(failure);
             }
         };
         let thread =
@@ -48,8 +50,12 @@ impl Drop for PeerWatch {
     }
 }
 
-/// Waits until a rank has ended; None if the other end of the channel was shut down.
-fn first_lost(members: &Members, end: &Channel) -> Option<u32> {
+/// Waits for a failure; None if the other end of the channel was shut down.
+fn first_failure(
+    members: &Members,
+    end: &Channel,
+    look: impl Fn() -> Option<Failure>,
+) -> Option<Failure> {
     let entry = |fd: i32| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let ranks = members.pidfds().iter().map(|pidfd| entry(pidfd.as_fd().as_raw_fd()));
     let mut entries: Vec<_> =
@@ -58,7 +64,10 @@ fn first_lost(members: &Members, end: &Channel) -> Option<u32> {
     entries[members.rank() as usize + 1].fd = -1;
     loop {
         // SAFETY: so many valid entries.
-        let found = unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, -1) };
+        let found = unsafe {
+            let interval = CHECK_INTERVAL.as_millis() as libc::c_int;
+            libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, interval)
+        };
         if found < 0 {
             // Interrupted by a signal.
             continue;
@@ -68,7 +77,10 @@ fn first_lost(members: &Members, end: &Channel) -> Option<u32> {
         }
         let lost = entries[1..].iter().position(|entry| entry.revents != 0);
         if let Some(rank) = lost {
-            return u32::try_from(rank).ok();
+            return Some(Failure::Ended { rank: rank as u32 });
+        }
+        if let Some(failure) = look() {
+            return Some(failure);
         }
     }
 }

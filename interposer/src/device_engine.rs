@@ -72,7 +72,7 @@ impl Engine for DeviceEngine {
         let Self { streams, domain, .. } = self;
         if let Some(stream) = streams.get(&stream) {
             // SAFETY: the caller's promise.
-            unsafe { domain.start(&request.call(), stream) }?;
+            unsafe { domain.start(&request.call(), stream, Duration::MAX) }?;
         }
         Ok(())
     }

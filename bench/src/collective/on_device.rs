@@ -138,7 +138,7 @@ impl OnDevice {
         let began = Instant::now();
         for _ in 0..turns {
             // SAFETY: the memory has the elements of the operation, and is kept until the end.
-            unsafe { self.domain.start(&call, &self.stream) }.map_err(Failure::of)?;
+            unsafe { self.domain.start(&call, &self.stream, TIMEOUT) }.map_err(Failure::of)?;
         }
         self.host_time = began.elapsed().as_secs_f64() / turns as f64;
         self.stream.synchronize(TIMEOUT).map_err(Failure::of)?;
