@@ -48,6 +48,8 @@ const ONE_STEP_BYTES: u64 = 64 << 10;
 const SPLIT_GRANULE: u64 = 1 << 20;
 /// Chunks and shares of ranks begin at multiples of this.
 const GRANULE: u64 = 256;
+/// How long a rank that leaves waits for its operations, before these give up.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 const STATE: Layout = Layout::new("fabricast device domain", 1);
 /// Offsets of the words of the state: set to stop the devices, and the number of an exchange that was given
 /// up.
@@ -634,8 +636,16 @@ fn import(device: &Device, offer: &Offer) -> Result<gpu::Result<Stage>> {
 
 impl Drop for DeviceDomain {
     fn drop(&mut self) {
-        if self.members.check_fork("leave communication domain").is_ok() {
-            self.members.leave();
+        if self.members.check_fork("leave communication domain").is_err() {
+            return;
+        }
+        self.members.leave();
+        // Kernels use memory of the domain until they have ended.
+        if let Some(last) = &self.last
+            && last.wait(LEAVE_TIMEOUT).is_err()
+        {
+            self.stop_devices().run();
+            let _ = last.wait(LEAVE_TIMEOUT);
         }
     }
 }

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use gpu::Device;
 use launch::Group;
 
 use crate::collective_call::{Blocks, CollectiveCall};
 use crate::controller::{Change, Controller};
+use crate::device_domain::DeviceDomain;
 use crate::domain_key::CommDomainKey;
-use crate::domain_options::DomainOptions;
+use crate::domain_options::{DomainOptions, JOIN};
 use crate::element::Element;
 use crate::error::{Error, ErrorKind, Result};
 use crate::machine_domain::{MachineDomain, Part};
@@ -50,6 +52,7 @@ use reduction::ReduceOp;
 pub struct CommDomain {
     key: CommDomainKey,
     rank: u32,
+    options: DomainOptions,
     machine: MachineDomain,
     /// None if all ranks are on this machine.
     machines: Option<Machines>,
@@ -66,7 +69,8 @@ impl CommDomain {
     /// options.
     pub fn join(key: &CommDomainKey, rank: u32, options: &DomainOptions) -> Result<Self> {
         let machine = MachineDomain::join(key, rank, None, options)?;
-        Ok(Self { key: key.clone(), rank, machine, machines: None })
+        let options = options.clone();
+        Ok(Self { key: key.clone(), rank, options, machine, machines: None })
     }
 
     /// Joins the domain of all ranks of a launched job, which may be on several machines. All ranks call
@@ -93,7 +97,33 @@ impl CommDomain {
             return Self::join(&key, group.rank(), &options);
         }
         let (machine, machines) = Machines::join(group, &key, &options)?;
-        Ok(Self { key, rank: group.rank(), machine, machines: Some(machines) })
+        Ok(Self { key, rank: group.rank(), options, machine, machines: Some(machines) })
+    }
+
+    /// Joins the same ranks for operations of device memory. All ranks call it, with a device each.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use collective::{CommDomain, DomainOptions};
+    /// let mut group = launch::Group::start()?;
+    /// let mut domain = CommDomain::of_group(&mut group, &DomainOptions::new())?;
+    /// let device = gpu::Device::open("cuda:0".parse()?)?;
+    /// let devices = domain.device_domain(&device, Duration::from_secs(30))?;
+    /// assert_eq!(devices.size(), group.size());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Unavailable`](ErrorKind::Unavailable) if the ranks are on several machines; as for
+    /// [`barrier`](Self::barrier), and for [`DeviceDomain::join`].
+    pub fn device_domain(&mut self, device: &Device, timeout: Duration) -> Result<DeviceDomain> {
+        if self.machines.is_some() {
+            let detail = "device memory of several machines. Copy to the host, or use NCCL";
+            return Err(Error::new(JOIN, ErrorKind::Unavailable, detail));
+        }
+        // Ranks that call something else learn it here.
+        self.barrier(timeout)?;
+        DeviceDomain::join(&self.key, self.rank, device, &self.options.clone().timeout(timeout))
     }
 
     /// The key.

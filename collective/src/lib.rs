@@ -5,8 +5,8 @@
 //! `rendezvous`, `members`, `param_table`, `domain_options`, `param_store`, `choice_log`, `peer_memory`, `place`, `host_steps`,
 //! `host_operations`, `collective_call`, `block_lengths`, `machine_domain`, `topology`,
 //! `replicated_parameters`, `liveness`, `remote_ranks`, `introduction`, `remote_steps`, `remote_operations`,
-//! `machines`, `domain`, `peer_watch`, `call_board`, `buffer_agreement`, `second_path`,
-//! `device_paths`, `device_domain`.
+//! `machines`, `peer_watch`, `call_board`, `buffer_agreement`, `second_path`, `device_paths`, `device_domain`,
+//! `domain`.
 
 mod block_lengths;
 mod buffer_agreement;

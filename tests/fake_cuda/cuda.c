@@ -818,17 +818,107 @@ Code cuModuleUnload(void *module) {
     return OK;
 }
 
-enum { CHECKSUM = 1, COPY_LIST = 2 };
+enum { CHECKSUM = 1, COPY_LIST = 2, EXCHANGE = 3 };
+
+// As gpu/src/cuda/exchange.cu declares them.
+enum { RANKS = 16, BLOCKS = 256, F32 = 11, SUM = 1 };
+
+typedef struct {
+    const char *from;
+    char *to;
+    uint64_t bytes, chunk;
+    uint32_t is_from_staged, is_to_staged;
+} Piece;
+
+typedef struct {
+    uint32_t ranks, rank, number, data_type, op, results_count, has_second_phase, staged_sources, staged_results;
+    uint32_t chunks, unused;
+    uint64_t stage_distance;
+    uint32_t *own_words;
+    uint32_t *words[RANKS];
+    const uint32_t *stop;
+    uint32_t *failed;
+    Piece pushes[RANKS];
+    char *sources[RANKS];
+    char *results[RANKS];
+    uint64_t reduced_bytes, reduced_chunk;
+    Piece copies[RANKS];
+} Exchange;
+
+static uint64_t length_of(uint64_t bytes, uint64_t chunk, uint32_t index) {
+    uint64_t before = chunk * index, left = bytes > before ? bytes - before : 0;
+    return left < chunk ? left : chunk;
+}
+
+static uint64_t offset_of(const Exchange *e, uint32_t is_staged, uint64_t chunk, uint32_t index) {
+    if (!is_staged) return chunk * index;
+    return (e->number + index) & 1 ? e->stage_distance : 0;
+}
+
+static void copy_pieces(const Exchange *e, const Piece *pieces, uint32_t index) {
+    for (int at = 0; at < RANKS; at++) {
+        const Piece *piece = &pieces[at];
+        memmove(piece->to + offset_of(e, piece->is_to_staged, piece->chunk, index),
+                piece->from + offset_of(e, piece->is_from_staged, piece->chunk, index),
+                length_of(piece->bytes, piece->chunk, index));
+    }
+}
+
+// Waits until the others are here; false if the exchange is given up.
+static int meet(const Exchange *e, uint32_t phase, uint32_t number) {
+    uint32_t at = phase * BLOCKS * RANKS;
+    for (uint32_t other = 0; other < e->ranks; other++) {
+        if (other != e->rank) __atomic_store_n(e->words[other] + at + e->rank, number, __ATOMIC_RELEASE);
+    }
+    for (uint32_t other = 0; other < e->ranks; other++) {
+        const uint32_t *word = e->own_words + at + other;
+        while (other != e->rank && (int32_t)(__atomic_load_n(word, __ATOMIC_ACQUIRE) - number) < 0) {
+            if (__atomic_load_n(e->stop, __ATOMIC_ACQUIRE) != 0) {
+                __atomic_store_n(e->failed, e->number, __ATOMIC_RELEASE);
+                return 0;
+            }
+            usleep(50);
+        }
+    }
+    return 1;
+}
+
+// Sums of floats only.
+static Code run_exchange(const Exchange *e) {
+    for (uint32_t index = 0; index < e->chunks; index++) {
+        copy_pieces(e, e->pushes, index);
+        if (!meet(e, 0, e->number + index)) return OK;
+        uint64_t count = length_of(e->reduced_bytes, e->reduced_chunk, index) / sizeof(float);
+        if (count > 0 && (e->data_type != F32 || e->op != SUM)) return NOT_SUPPORTED;
+        for (uint64_t at = 0; at < count; at++) {
+            float sum = 0;
+            for (uint32_t rank = 0; rank < e->ranks; rank++) {
+                uint64_t offset = offset_of(e, e->staged_sources >> rank & 1, e->reduced_chunk, index);
+                sum += ((const float *)(e->sources[rank] + offset))[at];
+            }
+            for (uint32_t result = 0; result < e->results_count; result++) {
+                uint64_t offset = offset_of(e, e->staged_results >> result & 1, e->reduced_chunk, index);
+                ((float *)(e->results[result] + offset))[at] = sum;
+            }
+        }
+        if (e->has_second_phase && !meet(e, 1, e->number + index)) return OK;
+        copy_pieces(e, e->copies, index);
+    }
+    return OK;
+}
 
 Code cuModuleGetFunction(void **function, void *module, const char *name) {
     (void)module;
-    *function = (void *)(uintptr_t)(strcmp(name, "copy_list") == 0 ? COPY_LIST : CHECKSUM);
+    *function = (void *)(uintptr_t)(strcmp(name, "copy_list") == 0  ? COPY_LIST
+                                     : strcmp(name, "exchange") == 0 ? EXCHANGE
+                                                                     : CHECKSUM);
     return OK;
 }
 
 Code cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned i, unsigned j, unsigned k,
                     unsigned shared, void *stream, void **arguments, void **extra) {
     (void)x, (void)y, (void)z, (void)i, (void)j, (void)k, (void)shared, (void)stream, (void)extra;
+    if ((uintptr_t)function == EXCHANGE) return run_exchange(arguments[0]);
     if ((uintptr_t)function != COPY_LIST) return NOT_SUPPORTED;
     const uint64_t *list = *(const uint64_t **)arguments[0];
     uint32_t count = *(uint32_t *)arguments[1];

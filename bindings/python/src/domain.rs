@@ -2,24 +2,32 @@
 
 use std::cell::RefCell;
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::time::Duration;
 
-use collective::{Blocks, CollectiveCall, CommDomain, Operation, ReduceOp};
-use launch::Group;
+use collective::{Blocks, CollectiveCall, CommDomain, DeviceDomain, Operation, ReduceOp};
+use gpu::{DeviceName, Stream};
+use launch::{Group, GroupOptions};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
+use threads::lock;
 
-use crate::array::{Operand, Source, run_collective};
+use crate::array::{ArrayCall, Operand, Source};
+use crate::caller_stream::CallerStream;
+use crate::devices::open_device;
 use crate::elements::{Elements, UnequalBlocks, reduce_op};
+use crate::exchange::PyExchange;
 use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Result};
 use crate::param_store::{
     PyParameters, domain_key, domain_options, op_key, saved_parameters, wait_strategy,
 };
-use crate::waits::{LONGEST_CALL, Timeout, interruptibly};
+use crate::waits::{LONGEST_CALL, Timeout, interruptibly, unless_late, wait};
 
 const JOIN: &str = "join communication domain";
+/// A device domain gives up within this time after a deadline.
+const LATE: Duration = Duration::from_secs(2);
 
 thread_local! {
     /// The exception of a signal handler that ran while this thread waited.
@@ -53,7 +61,7 @@ fn result_array<'py>(
 }
 
 /// The ranks that carry out collective operations together, as one of them sees them: processes of one
-/// machine, with arrays in host memory (NumPy, PyTorch, `fabricast.Array`, buffers).
+/// machine, with arrays in host memory (NumPy, PyTorch, `fabricast.Array`, buffers) or of a CUDA device each.
 ///
 /// All ranks call the same operations in the same order. If a rank has ended, is late, or calls something
 /// else, the operation raises on all ranks, `ranks` of the exception names it, and the domain is over.
@@ -74,12 +82,18 @@ pub(crate) struct PyDomain {
     rank: u32,
     size: u32,
     reads_peers: bool,
+    /// None until an operation has arrays of a device. Locked without the lock of the interpreter only.
+    devices: Mutex<Option<DeviceDomain>>,
+    /// On which operations of the device start; None for the default stream.
+    stream: Mutex<Option<Stream>>,
 }
 
 impl PyDomain {
     fn of(domain: CommDomain) -> Self {
         let (rank, size, reads_peers) = (domain.rank(), domain.size(), domain.reads_peers());
-        Self { domain: Exclusive::new("communication domain", domain), rank, size, reads_peers }
+        let domain = Exclusive::new("communication domain", domain);
+        let (devices, stream) = (Mutex::default(), Mutex::default());
+        Self { domain, rank, size, reads_peers, devices, stream }
     }
 
     /// The domain of all ranks of a group.
@@ -92,7 +106,68 @@ impl PyDomain {
     /// Leaves without waiting for the others.
     pub(crate) fn leave(&self, py: Python<'_>) {
         let domain = self.domain.take(py);
-        py.detach(move || drop(domain));
+        py.detach(move || {
+            drop(lock(&self.devices).take());
+            drop(domain);
+        });
+    }
+
+    fn source(&self, operation: &'static str, array: &Bound<'_, PyAny>) -> Result<Source> {
+        let has_stream = lock(&self.stream).is_some();
+        Source::ordered(operation, array, !has_stream)
+    }
+
+    /// Starts an operation on arrays of a device. Without a stream of the caller it waits for the end.
+    fn run_on_device(
+        &self,
+        py: Python<'_>,
+        call: &ArrayCall<'_>,
+        device: DeviceName,
+        timeout: Duration,
+    ) -> Result<()> {
+        let name = call.name();
+        let started = py.detach(|| {
+            let mut devices = lock(&self.devices);
+            let domain = match &mut *devices {
+                Some(domain) if domain.device().name() == device => domain,
+                Some(domain) => {
+                    let first = domain.device().name();
+                    let cause = format!("the array is on {device}, the domain has {first}");
+                    return Err(Failure::invalid(name, cause));
+                }
+                none => {
+                    let device = open_device(device)?;
+                    let joined = self
+                        .domain
+                        .detached(name, |domain| Ok(domain.device_domain(&device, timeout)?))?;
+                    none.insert(joined)
+                }
+            };
+            if let Some(stream) = &*lock(&self.stream) {
+                call.start(domain, stream, timeout)?;
+                return Ok(None);
+            }
+            let stream = open_device(device)?.default_stream()?;
+            call.start(domain, &stream, timeout)?;
+            Ok(Some((stream.point()?, stream, domain.abort_handle())))
+        })?;
+        let Some((point, stream, abort)) = started else { return Ok(()) };
+        // Before this is over, the domain gives up, and names the rank that is late.
+        let longest = Timeout::new(name, Some((timeout + LATE).as_secs_f64()))?;
+        let cause = || format!("the work on {device} is not done");
+        let waited = wait(py, name, longest, cause, |slice| unless_late(point.wait(slice)));
+        if waited.is_err() {
+            abort.abort();
+        }
+        py.detach(|| drop(stream));
+        waited.and_then(|()| self.check_devices(py, name))
+    }
+
+    fn check_devices(&self, py: Python<'_>, operation: &'static str) -> Result<()> {
+        py.detach(|| match &*lock(&self.devices) {
+            Some(domain) => Ok(domain.check(operation)?),
+            None => Ok(()),
+        })
     }
 
     fn call(
@@ -125,7 +200,11 @@ impl PyDomain {
         let timeout = Timeout::new(name, timeout)?.or(LONGEST_CALL);
         let from = from.map(|(source, blocks)| Operand::new(name, source, blocks)).transpose()?;
         let to = to.map(|(source, blocks)| Operand::new(name, source, blocks)).transpose()?;
-        let done = run_collective(py, &self.domain, call, from, to, timeout);
+        let call = ArrayCall::new(call, from, to, [self.rank, self.size])?;
+        let done = match call.cuda_device().map(DeviceName::cuda) {
+            Some(device) => self.run_on_device(py, &call, device, timeout),
+            None => self.domain.with(py, name, |domain| call.run(domain, timeout)),
+        };
         match INTERRUPTED.take() {
             Some(raised) => Err(raised.into()),
             None => done,
@@ -218,6 +297,32 @@ impl PyDomain {
         Ok(Self::of(domain))
     }
 
+    /// Joins the domain of ranks that may be on several machines. `gather` is a function that gathers bytes of
+    /// all ranks, of which each has the same `job`: `(bytes, seconds) -> list[bytes]`.
+    #[staticmethod]
+    #[pyo3(signature = (rank, size, gather, *, job, timeout=30.0))]
+    fn _join_over(
+        py: Python<'_>,
+        rank: u32,
+        size: u32,
+        gather: Py<PyAny>,
+        job: String,
+        timeout: Option<f64>,
+    ) -> Result<Self> {
+        let timeout = Timeout::new(JOIN, timeout)?.or(LONGEST_CALL);
+        let exchange = PyExchange::new(gather, job, [rank, size]);
+        let domain = interruptibly(py, JOIN, move || {
+            let options = GroupOptions::from_environment()?.timeout(timeout);
+            let mut group = Group::start_over(exchange, options)?;
+            let options = collective::DomainOptions::new().timeout(timeout);
+            Ok::<_, Failure>(CommDomain::of_group(
+                &mut group,
+                &options.interruption(is_interrupted),
+            )?)
+        })?;
+        Ok(Self::of(domain))
+    }
+
     /// This process' rank in the domain, from 0.
     #[getter]
     fn rank(&self) -> u32 {
@@ -234,6 +339,24 @@ impl PyDomain {
     #[getter]
     fn reads_peers(&self) -> bool {
         self.reads_peers
+    }
+
+    /// Starts operations on arrays of a device on this stream from now on, in its order: they do not wait
+    /// for their end, and `check` says whether results are valid. The program orders the stream behind
+    /// the work that writes the arrays, and keeps these until it is done. None: operations start on the default
+    /// stream, behind the work that writes the arrays, and wait for their end.
+    #[pyo3(signature = (stream))]
+    fn use_stream(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> Result<()> {
+        let stream = CallerStream::adopted("use stream", stream, None)?;
+        // Its drop waits for the operations on it.
+        py.detach(|| drop(std::mem::replace(&mut *lock(&self.stream), stream)));
+        Ok(())
+    }
+
+    /// Raises if operations on arrays of a device were given up: because a rank has ended, did not call them
+    /// in time, or called something else. Results of operations that were done before are valid.
+    fn check(&self, py: Python<'_>) -> Result<()> {
+        self.check_devices(py, "check communication domain")
     }
 
     /// Waits until all ranks have called it.
@@ -255,7 +378,7 @@ impl PyDomain {
         timeout: Option<f64>,
     ) -> Result<Bound<'py, PyAny>> {
         const NAME: &str = "all-reduce";
-        let source = Source::of(NAME, array)?;
+        let source = self.source(NAME, array)?;
         let op = reduce_op(NAME, op)?;
         let elements = Elements::reduced(NAME, &source, op)?;
         let call = Self::call(Operation::AllReduce, elements, Some(op), 0);
@@ -265,7 +388,7 @@ impl PyDomain {
             return Ok(array.clone());
         }
         let result = result_array(array, out, source.layout().shape())?;
-        let target = Source::of(NAME, &result)?;
+        let target = self.source(NAME, &result)?;
         Self::check_result(NAME, elements, &source, &target)?;
         let to = (&target, Blocks::One(elements.count(&target)));
         self.run(py, &call, Some((&source, blocks)), Some(to), timeout)?;
@@ -286,7 +409,7 @@ impl PyDomain {
         timeout: Option<f64>,
     ) -> Result<Option<Bound<'py, PyAny>>> {
         const NAME: &str = "reduce";
-        let source = Source::of(NAME, array)?;
+        let source = self.source(NAME, array)?;
         let op = reduce_op(NAME, op)?;
         let elements = Elements::reduced(NAME, &source, op)?;
         let call = Self::call(Operation::Reduce, elements, Some(op), root);
@@ -300,7 +423,7 @@ impl PyDomain {
             return Ok(Some(array.clone()));
         }
         let result = result_array(array, out, source.layout().shape())?;
-        let target = Source::of(NAME, &result)?;
+        let target = self.source(NAME, &result)?;
         Self::check_result(NAME, elements, &source, &target)?;
         let to = (&target, Blocks::One(elements.count(&target)));
         self.run(py, &call, Some(from), Some(to), timeout)?;
@@ -317,7 +440,7 @@ impl PyDomain {
         timeout: Option<f64>,
     ) -> Result<Bound<'py, PyAny>> {
         const NAME: &str = "broadcast";
-        let source = Source::of(NAME, array)?;
+        let source = self.source(NAME, array)?;
         let elements = Elements::moved(NAME, &source)?;
         let call = Self::call(Operation::Broadcast, elements, None, root);
         let side = (&source, Blocks::One(elements.count(&source)));
@@ -337,7 +460,7 @@ impl PyDomain {
         timeout: Option<f64>,
     ) -> Result<Bound<'py, PyAny>> {
         const NAME: &str = "all-gather";
-        let source = Source::of(NAME, array)?;
+        let source = self.source(NAME, array)?;
         let elements = Elements::moved(NAME, &source)?;
         let call = Self::call(Operation::AllGather, elements, None, 0);
         let count = elements.count(&source);
@@ -347,7 +470,7 @@ impl PyDomain {
             None => self.stacked_shape(&source),
         };
         let result = result_array(array, out, &shape)?;
-        let target = Source::of(NAME, &result)?;
+        let target = self.source(NAME, &result)?;
         Self::check_result(NAME, elements, &source, &target)?;
         match counts.map(|counts| UnequalBlocks::new(&counts, elements.each())) {
             Some(blocks) => {
@@ -376,7 +499,7 @@ impl PyDomain {
         timeout: Option<f64>,
     ) -> Result<Bound<'py, PyAny>> {
         const NAME: &str = "reduce-scatter";
-        let source = Source::of(NAME, array)?;
+        let source = self.source(NAME, array)?;
         let op = reduce_op(NAME, op)?;
         let elements = Elements::reduced(NAME, &source, op)?;
         let call = Self::call(Operation::ReduceScatter, elements, Some(op), 0);
@@ -388,7 +511,7 @@ impl PyDomain {
             (None, None) => self.block_shape(NAME, &source)?.to_vec(),
         };
         let result = result_array(array, out, &shape)?;
-        let target = Source::of(NAME, &result)?;
+        let target = self.source(NAME, &result)?;
         Self::check_result(NAME, elements, &source, &target)?;
         let to = (&target, Blocks::One(elements.count(&target)));
         match counts.map(|counts| UnequalBlocks::new(&counts, elements.each())) {
@@ -418,7 +541,7 @@ impl PyDomain {
         timeout: Option<f64>,
     ) -> Result<Bound<'py, PyAny>> {
         const NAME: &str = "all-to-all";
-        let source = Source::of(NAME, array)?;
+        let source = self.source(NAME, array)?;
         let elements = Elements::moved(NAME, &source)?;
         let call = Self::call(Operation::AllToAll, elements, None, 0);
         let shape = match &receive_counts {
@@ -426,7 +549,7 @@ impl PyDomain {
             None => source.layout().shape().to_vec(),
         };
         let result = result_array(array, out, &shape)?;
-        let target = Source::of(NAME, &result)?;
+        let target = self.source(NAME, &result)?;
         Self::check_result(NAME, elements, &source, &target)?;
         match (send_counts, receive_counts) {
             (Some(send), Some(receive)) => {
@@ -463,7 +586,7 @@ impl PyDomain {
         timeout: Option<f64>,
     ) -> Result<Option<Bound<'py, PyAny>>> {
         const NAME: &str = "gather";
-        let source = Source::of(NAME, array)?;
+        let source = self.source(NAME, array)?;
         let elements = Elements::moved(NAME, &source)?;
         let call = Self::call(Operation::Gather, elements, None, root);
         let from = (&source, Blocks::One(elements.count(&source)));
@@ -471,7 +594,7 @@ impl PyDomain {
         if self.rank != root {
             // Not used, but the kind of its blocks is.
             let none = empty(array, &[0])?;
-            let target = Source::of(NAME, &none)?;
+            let target = self.source(NAME, &none)?;
             let no_blocks = Blocks::Unequal { counts: &[], offsets: &[] };
             let to = blocks.map(|_| (&target, no_blocks));
             self.run(py, &call, Some(from), to, timeout)?;
@@ -482,7 +605,7 @@ impl PyDomain {
             None => self.stacked_shape(&source),
         };
         let result = result_array(array, out, &shape)?;
-        let target = Source::of(NAME, &result)?;
+        let target = self.source(NAME, &result)?;
         Self::check_result(NAME, elements, &source, &target)?;
         match blocks {
             Some(blocks) => {
@@ -516,7 +639,7 @@ impl PyDomain {
             |what| Err(Failure::invalid(NAME, format!("rank {} passes {what}", self.rank)));
         if self.rank != root {
             let Some(out) = out else { return missing("out, an array for its block") };
-            let target = Source::of(NAME, out)?;
+            let target = self.source(NAME, out)?;
             let elements = Elements::moved(NAME, &target)?;
             let call = Self::call(Operation::Scatter, elements, None, root);
             let to = (&target, Blocks::One(elements.count(&target)));
@@ -527,7 +650,7 @@ impl PyDomain {
             return Ok(out.clone());
         }
         let Some(array) = array else { return missing("the array with the blocks") };
-        let source = Source::of(NAME, array)?;
+        let source = self.source(NAME, array)?;
         let elements = Elements::moved(NAME, &source)?;
         let call = Self::call(Operation::Scatter, elements, None, root);
         let shape = match (out, &counts) {
@@ -538,7 +661,7 @@ impl PyDomain {
             (None, None) => self.block_shape(NAME, &source)?.to_vec(),
         };
         let result = result_array(array, out, &shape)?;
-        let target = Source::of(NAME, &result)?;
+        let target = self.source(NAME, &result)?;
         Self::check_result(NAME, elements, &source, &target)?;
         let to = (&target, Blocks::One(elements.count(&target)));
         match counts.map(|counts| UnequalBlocks::new(&counts, elements.each())) {
@@ -602,10 +725,12 @@ impl PyDomain {
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> Result<()> {
         const CLOSE: &str = "close communication domain";
         let timeout = Timeout::new(CLOSE, timeout)?.or(LONGEST_CALL);
-        match self.domain.take(py) {
+        let closed = match self.domain.take(py) {
             Some(domain) => interruptibly(py, CLOSE, move || domain.close(timeout)),
             None => Ok(()),
-        }
+        };
+        py.detach(|| drop(lock(&self.devices).take()));
+        closed
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

@@ -22,7 +22,7 @@ const START: &str = "start group";
 /// without a launcher. All ranks call its operations in the same order.
 ///
 /// `broadcast` and `all_gather` of bytes are for set-up, with small messages. The operations on arrays are
-/// those of the group's `domain()`, which the first of them joins: for ranks of one machine.
+/// those of the group's `domain()`, which the first of them joins.
 ///
 /// >>> import numpy
 /// >>> from fabricast.launch import Group
@@ -228,8 +228,8 @@ impl PyGroup {
         Ok(PyList::new(py, all)?.into_any())
     }
 
-    /// The domain of all ranks, always the same one: collective operations on arrays in host memory. All
-    /// ranks call it. It ends with the group.
+    /// The domain of all ranks, always the same one: collective operations on arrays in host memory, and if all
+    /// ranks are on one machine of devices. All ranks call it. It ends with the group.
     #[pyo3(signature = (timeout=30.0))]
     fn domain(&self, py: Python<'_>, timeout: Option<f64>) -> Result<Py<PyDomain>> {
         if let Some(domain) = &*lock(&self.domain) {

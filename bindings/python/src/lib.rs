@@ -13,6 +13,7 @@ mod data_type;
 mod devices;
 mod domain;
 mod elements;
+mod exchange;
 mod exclusive;
 mod failure;
 mod group;

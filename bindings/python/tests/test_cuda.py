@@ -401,3 +401,130 @@ def test_views_are_registered_by_their_allocations(tmp_path):
     assert len(many) == 10_000
     del many, views
     agent.close()
+
+
+def _in_domain(body, rank, ranks, directory, results):
+    os.environ["FAKE_CUDA_DEVICES"] = str(ranks)
+    from fabricast.collective import Domain
+
+    try:
+        domain = Domain.join(rank, ranks, directory=directory)
+        results.put((rank, body(domain)))
+        domain.close()
+    except BaseException as error:
+        results.put((rank, error))
+        raise
+
+
+def in_domain(ranks, directory, body):
+    """Runs the body in processes with a device each. Returns what each rank returned."""
+    results = spawn.Queue()
+    arguments = [(body, rank, ranks, directory, results) for rank in range(ranks)]
+    processes = [spawn.Process(target=_in_domain, args=it) for it in arguments]
+    for process in processes:
+        process.start()
+    found = dict(results.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join(30)
+    for value in found.values():
+        if isinstance(value, BaseException):
+            raise value
+    return [found[rank] for rank in range(ranks)]
+
+
+def _array(domain, values):
+    array = fabricast.allocate(values.shape, str(values.dtype), device=f"cuda:{domain.rank}")
+    on_host(array)[...] = values
+    return array
+
+
+def _operations(domain):
+    rank, size = domain.rank, domain.size
+    # The last size is reduced in the buffers of the ranks, by handles of their memory.
+    for count in (3, 5000, 5 << 20):
+        each = [numpy.arange(count, dtype="float32") % 100 + other for other in range(size)]
+        own = _array(domain, each[rank])
+        assert domain.all_reduce(own) is own and (on_host(own) == sum(each)).all()
+        own, out = _array(domain, each[rank]), _array(domain, numpy.zeros(count, "float32"))
+        assert domain.all_reduce(own, out=out) is out
+        assert (on_host(out) == sum(each)).all() and (on_host(own) == each[rank]).all()
+        gathered = domain.all_gather(own)
+        assert gathered.device == f"cuda:{rank}" and (on_host(gathered) == numpy.stack(each)).all()
+        blocks = [numpy.arange(size * count, dtype="float32").reshape(size, count) + other for other in range(size)]
+        mine = _array(domain, blocks[rank])
+        assert (on_host(domain.reduce_scatter(mine)) == sum(blocks)[rank]).all()
+        assert (on_host(domain.all_to_all(mine)) == numpy.stack([block[rank] for block in blocks])).all()
+        gathered = domain.gather(own, 1)
+        assert (on_host(gathered) == numpy.stack(each)).all() if rank == 1 else gathered is None
+        out = _array(domain, numpy.zeros(count, "float32"))
+        domain.scatter(mine if rank == 0 else None, 0, out=out)
+        assert (on_host(out) == blocks[0][rank]).all()
+        own = _array(domain, each[rank])
+        assert (on_host(domain.broadcast(own, 1)) == each[1]).all()
+        own = _array(domain, each[rank])
+        reduced = domain.reduce(own, 0)
+        assert (on_host(own) == sum(each)).all() if rank == 0 else reduced is None
+        # Arrays of the host, in the same domain.
+        assert (domain.all_reduce(each[rank].copy()) == sum(each)).all()
+    with pytest.raises(errors.InvalidArgument, match="in memory of the host"):
+        domain.all_reduce(own, out=numpy.zeros(count, "float32"))
+    with pytest.raises(errors.Unavailable, match="equal"):
+        domain.all_gather(own, counts=[count, count])
+    return True
+
+
+def test_operations_on_arrays_of_devices_match_numpy(tmp_path):
+    assert in_domain(2, tmp_path, _operations) == [True, True]
+
+
+def _on_a_stream(domain):
+    handle = ctypes.c_void_p()
+    own = _array(domain, numpy.ones(1000, "float32"))
+    assert driver.cuStreamCreate(ctypes.byref(handle), 1) == 0
+    domain.use_stream(SimpleNamespace(cuda_stream=handle.value, device=SimpleNamespace(index=domain.rank)))
+    for _ in range(10):
+        domain.all_reduce(own)
+    assert driver.cuStreamSynchronize(handle) == 0
+    domain.check()
+    domain.use_stream(None)
+    with pytest.raises(errors.InvalidArgument, match="device of the stream is not known"):
+        domain.use_stream(1)
+    return float(on_host(own)[999])
+
+
+def test_operations_start_on_a_stream_of_the_program(tmp_path):
+    assert in_domain(2, tmp_path, _on_a_stream) == [1024.0, 1024.0]
+
+
+def _mismatch(domain):
+    own = _array(domain, numpy.ones(1000, "float32"))
+    domain.all_reduce(own)
+    failure = None
+    try:
+        domain.all_reduce(own) if domain.rank == 0 else domain.broadcast(own, 1)
+    except errors.Mismatch as error:
+        failure = str(error)
+    return failure
+
+
+def test_ranks_that_call_different_operations_of_devices_learn_both(tmp_path):
+    for failure in in_domain(2, tmp_path, _mismatch):
+        assert "all-reduce of 1000 f32" in failure and "broadcast of 1000 f32 with root 1" in failure
+
+
+def _late(domain):
+    own = _array(domain, numpy.ones(1000, "float32"))
+    domain.all_reduce(own)
+    if domain.rank == 1:
+        time.sleep(1.5)
+        return None
+    began = time.monotonic()
+    with pytest.raises(errors.DeadlineExceeded) as failure:
+        domain.all_reduce(own, timeout=0.5)
+    took = time.monotonic() - began
+    assert failure.value.ranks == (1,) and 0.4 < took < 1.4, (failure.value.ranks, took)
+    return str(failure.value)
+
+
+def test_rank_that_does_not_call_an_operation_of_devices_is_named(tmp_path):
+    assert "rank 1" in in_domain(2, tmp_path, _late)[0]

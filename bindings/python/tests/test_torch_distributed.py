@@ -4,6 +4,7 @@ import datetime
 import multiprocessing
 import os
 import signal
+import tempfile
 
 import pytest
 
@@ -25,11 +26,17 @@ def own_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("FABRICAST_DIRECTORY", str(tmp_path))
 
 
-def in_ranks(ranks, tmp_path, body, backends=("fabricast",), timeout=TIMEOUT):
-    """Runs the body in processes, with each backend. Returns what each rank returned with each backend."""
+def in_ranks(ranks, tmp_path, body, backends=("fabricast",), timeout=TIMEOUT, machines=1):
+    """Runs the body in processes, with each backend. Returns what each rank returned with each backend.
+
+    With several machines each has as many ranks: a directory stands for a machine.
+    """
 
     def run(rank):
         try:
+            if machines > 1:
+                # Short: it has sockets.
+                os.environ["FABRICAST_DIRECTORY"] = f"{directory.name}/{rank * machines // ranks}"
             torch.set_num_threads(1)
             found = []
             for backend in backends:
@@ -42,6 +49,7 @@ def in_ranks(ranks, tmp_path, body, backends=("fabricast",), timeout=TIMEOUT):
             raise
         torch.save(found, tmp_path / f"rank-{rank}")
 
+    directory = tempfile.TemporaryDirectory()
     processes = [PROCESSES.Process(target=run, args=(rank,)) for rank in range(ranks)]
     for process in processes:
         process.start()
@@ -49,6 +57,7 @@ def in_ranks(ranks, tmp_path, body, backends=("fabricast",), timeout=TIMEOUT):
         process.join(120)
         assert process.exitcode is not None
     written = [(rank, tmp_path / f"rank-{rank}") for rank in range(ranks)]
+    directory.cleanup()
     found = {rank: torch.load(path, weights_only=False) for rank, path in written if path.exists()}
     for value in found.values():
         if isinstance(value, BaseException):
@@ -61,8 +70,9 @@ def value(rank, *shape, dtype=torch.float32):
     return (torch.arange(count) % 50 + 3 * rank + 1).reshape(shape).to(dtype)
 
 
-def check_like_gloo(ranks, tmp_path, body):
-    for rank, (ours, theirs) in in_ranks(ranks, tmp_path, body, ("fabricast", "gloo")).items():
+def check_like_gloo(ranks, tmp_path, body, machines=1):
+    found = in_ranks(ranks, tmp_path, body, ("fabricast", "gloo"), machines=machines)
+    for rank, (ours, theirs) in found.items():
         assert ours.keys() == theirs.keys()
         for name, tensors in theirs.items():
             for index, (found, expected) in enumerate(zip(ours[name], tensors)):
@@ -257,16 +267,6 @@ def test_killed_rank_is_named(tmp_path):
     assert in_ranks(2, tmp_path, body) == {0: [(1,)]}
 
 
-def test_ranks_of_several_machines_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(fabricast.torch.distributed, "_machine", lambda: str(os.getpid()))
-
-    def body(rank):
-        return rank
-
-    with pytest.raises(errors.Unavailable, match="on 2 machines"):
-        in_ranks(2, tmp_path, body)
-
-
 def test_absent_rank_is_named(tmp_path):
     store = dist.FileStore(str(tmp_path / "store"), 2)
     store.set("machine/1", fabricast.torch.distributed._machine())
@@ -277,3 +277,40 @@ def test_absent_rank_is_named(tmp_path):
 def test_registering_again_changes_nothing():
     fabricast.torch.distributed.register()
     assert dist.Backend("fabricast")
+
+
+def test_ranks_on_several_machines_have_the_same_operations(tmp_path):
+    def body(rank):
+        found = {}
+        for count in (3, 100_000):
+            tensor = value(rank, count)
+            dist.all_reduce(tensor)
+            found[f"all-reduce {count}"] = [tensor]
+            gathered = [torch.empty(count) for _ in range(4)]
+            dist.all_gather(gathered, value(rank, count))
+            found[f"all-gather {count}"] = gathered
+            tensor = value(rank, count)
+            dist.broadcast(tensor, 3)
+            found[f"broadcast {count}"] = [tensor]
+        some = dist.new_group([1, 2])
+        if rank in (1, 2):
+            tensor = value(rank, 10)
+            dist.all_reduce(tensor, group=some)
+            found["some"] = [tensor]
+        dist.barrier()
+        return found
+
+    check_like_gloo(4, tmp_path, body, machines=2)
+
+
+def test_killed_rank_of_another_machine_is_named(tmp_path):
+    def body(rank):
+        tensor = torch.ones(10)
+        dist.all_reduce(tensor)
+        if rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(errors.RankFailed, match="rank 3"):
+            dist.all_reduce(tensor)
+        os._exit(0)
+
+    in_ranks(4, tmp_path, body, machines=2)

@@ -1,4 +1,4 @@
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -475,12 +475,23 @@ class Domain:
         parameters: Parameters | None = None,
         reads_peers: bool = True,
     ) -> Domain: ...
+    @staticmethod
+    def _join_over(
+        rank: int,
+        size: int,
+        gather: Callable[[bytes, float], list[bytes]],
+        *,
+        job: str,
+        timeout: float | None = 30.0,
+    ) -> Domain: ...
     @property
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
     @property
     def reads_peers(self) -> bool: ...
+    def use_stream(self, stream: Any | None) -> None: ...
+    def check(self) -> None: ...
     def barrier(self, timeout: float | None = 30.0) -> None: ...
     def all_reduce(
         self, array: _A, op: _ReduceOp = "sum", *, out: _A | None = None, timeout: float | None = 30.0

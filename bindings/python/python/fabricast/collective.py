@@ -1,4 +1,4 @@
-"""Collective operations among processes of a machine, on arrays in host memory.
+"""Collective operations among processes, on arrays in host memory and of CUDA devices.
 
 >>> import tempfile, threading
 >>> import numpy

@@ -25,7 +25,7 @@ use crate::failure::{Failure, Result};
 use crate::layout::Layout;
 use crate::waits::wait_for_writers;
 
-pub(crate) use source::{Operand, Source, gather, run_collective};
+pub(crate) use source::{ArrayCall, Operand, Source, gather};
 
 const READ: &str = "read array";
 

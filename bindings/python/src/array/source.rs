@@ -5,8 +5,8 @@ use std::ffi::CStr;
 use std::ptr;
 use std::time::Duration;
 
-use collective::{Blocks, CollectiveCall, CommDomain};
-use gpu::DeviceName;
+use collective::{Blocks, CollectiveCall, CommDomain, DeviceDomain, Operation, ReduceOp};
+use gpu::{DeviceName, Stream};
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -17,7 +17,6 @@ use super::{Array, dlpack};
 use crate::arguments::data_type_of;
 use crate::data_type::DataType;
 use crate::devices::open_device;
-use crate::exclusive::Exclusive;
 use crate::failure::{Failure, Result};
 use crate::layout::Layout;
 
@@ -63,6 +62,16 @@ impl Source {
     /// `TypeError` for another object; `InvalidArgument` for elements or strides that messages
     /// cannot have; exceptions of the object.
     pub(crate) fn of(operation: &'static str, object: &Bound<'_, PyAny>) -> Result<Self> {
+        Self::ordered(operation, object, true)
+    }
+
+    /// Source of an object, as [`of`](Self::of). Unless it is ordered, the default stream of a device does not wait for the
+    /// stream that writes the array: the caller orders its work itself.
+    pub(crate) fn ordered(
+        operation: &'static str,
+        object: &Bound<'_, PyAny>,
+        is_ordered: bool,
+    ) -> Result<Self> {
         if let Ok(array) = object.cast::<Array>() {
             return Ok(Self::of_own(array));
         }
@@ -72,7 +81,12 @@ impl Source {
             match Self::of_buffer(operation, object) {
                 Ok(Some(found)) => return Ok(found),
                 Ok(None) => {
-                    return Self::of_interface(operation, object, "__array_interface__", false);
+                    return Self::of_interface(
+                        operation,
+                        object,
+                        "__array_interface__",
+                        [false; 2],
+                    );
                 }
                 // Of JAX: memory of a device has no buffer.
                 Err(Failure::Python(_)) if object.hasattr("__dlpack__")? => {}
@@ -80,19 +94,19 @@ impl Source {
             }
         }
         if object.hasattr("__dlpack__")? {
-            return Self::of_dlpack(operation, object);
+            return Self::of_dlpack(operation, object, is_ordered);
         }
         for (name, is_cuda) in [("__cuda_array_interface__", true), ("__array_interface__", false)]
         {
             if object.hasattr(name)? {
-                return Self::of_interface(operation, object, name, is_cuda);
+                return Self::of_interface(operation, object, name, [is_cuda, is_ordered]);
             }
         }
         // Of pandas, xarray, …: NumPy reads it, in place if it can.
         if object.hasattr("__array__")? {
             let read = object.py().import("numpy")?.call_method1("asarray", (object,))?;
             if !read.is(object) {
-                return Self::of(operation, &read);
+                return Self::ordered(operation, &read, is_ordered);
             }
         }
         let is_list = object.is_instance_of::<PyList>() || object.is_instance_of::<PyTuple>();
@@ -182,14 +196,18 @@ impl Source {
         }))
     }
 
-    fn of_dlpack(operation: &'static str, object: &Bound<'_, PyAny>) -> Result<Self> {
+    fn of_dlpack(
+        operation: &'static str,
+        object: &Bound<'_, PyAny>,
+        is_ordered: bool,
+    ) -> Result<Self> {
         let py = object.py();
         let options = PyDict::new(py);
         let device: (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
         let device = dlpack::cuda_device(device.into());
         if device.map_err(|cause| Failure::invalid(operation, cause))?.is_some() {
-            // Work is begun on the default stream.
-            options.set_item("stream", 1)?;
+            // Work is begun on the default stream; -1 is for none.
+            options.set_item("stream", if is_ordered { 1 } else { -1 })?;
         }
         let old_options = options.copy()?;
         options.set_item("max_version", (1, 1))?;
@@ -232,7 +250,7 @@ impl Source {
         operation: &'static str,
         object: &Bound<'_, PyAny>,
         name: &str,
-        is_cuda: bool,
+        [is_cuda, is_ordered]: [bool; 2],
     ) -> Result<Self> {
         let interface = object.getattr(name)?;
         let interface = interface.cast::<PyDict>().map_err(PyErr::from)?;
@@ -288,6 +306,7 @@ impl Source {
         };
         if let (Some(number), Some(stream)) = (cuda_device, interface.get_item("stream")?)
             && !stream.is_none()
+            && is_ordered
         {
             wait_for_producer(operation, number, stream.extract()?)?;
         }
@@ -402,12 +421,13 @@ fn refuse_lossy_buffer(operation: &'static str, object: &Bound<'_, PyAny>) -> Re
     Ok(())
 }
 
-/// An array in a collective operation: contiguous, in memory of the host.
+/// An array in a collective operation: contiguous.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Operand<'a> {
     address: u64,
     length: u64,
     is_read_only: bool,
+    cuda_device: Option<u32>,
     blocks: Blocks<'a>,
 }
 
@@ -418,19 +438,13 @@ impl<'a> Operand<'a> {
         source: &'a Source,
         blocks: Blocks<'a>,
     ) -> Result<Self> {
-        if let Some(number) = source.cuda_device {
-            let cause = format!(
-                "the array is on cuda:{number}: collective operations of a domain are in host memory. \
-                 Copy it to the host"
-            );
-            return Err(Failure::invalid(operation, cause));
-        }
         if !source.layout.is_contiguous() {
-            let cause = "the array is not contiguous: numpy.ascontiguousarray copies it";
+            let cause = "the array is not contiguous: pass a contiguous copy";
             return Err(Failure::invalid(operation, cause));
         }
         let (address, length) = (source.address, source.length());
-        Ok(Self { address, length, is_read_only: source.is_read_only, blocks })
+        let Source { is_read_only, cuda_device, .. } = *source;
+        Ok(Self { address, length, is_read_only, cuda_device, blocks })
     }
 
     /// Fails if the array is shorter than its blocks.
@@ -458,34 +472,70 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// Carries out a collective operation between arrays, without the lock of the interpreter. The call says
-/// what is done, without addresses and blocks. A side that this rank does not use has no array.
-pub(crate) fn run_collective(
-    py: Python<'_>,
-    domain: &Exclusive<CommDomain>,
-    call: &CollectiveCall<'_>,
-    from: Option<Operand<'_>>,
-    to: Option<Operand<'_>>,
-    timeout: Duration,
-) -> Result<()> {
-    use collective::Operation::{Broadcast, Gather, Reduce};
-    let CollectiveCall { operation, data_type, reduce_op, root, .. } = *call;
-    let name = operation.name();
-    domain.with(py, name, |domain| {
-        let (ranks, is_root) = (domain.size(), domain.rank() == root);
+/// A collective operation between arrays, whose blocks were checked. A side that this rank does not use has no
+/// array.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ArrayCall<'a> {
+    operation: Operation,
+    data_type: collective::DataType,
+    reduce_op: ReduceOp,
+    root: u32,
+    from: Option<Operand<'a>>,
+    to: Option<Operand<'a>>,
+}
+
+impl<'a> ArrayCall<'a> {
+    /// Of a rank, and the number of ranks. `call` says what is done, without addresses and blocks.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if an array is too short, read-only, or not where the other one is.
+    pub(crate) fn new(
+        call: &CollectiveCall<'_>,
+        from: Option<Operand<'a>>,
+        to: Option<Operand<'a>>,
+        [rank, ranks]: [u32; 2],
+    ) -> Result<Self> {
+        use Operation::{Broadcast, Gather, Reduce};
+        let CollectiveCall { operation, data_type, reduce_op, root, .. } = *call;
+        let name = operation.name();
         for operand in from.iter().chain(&to) {
             operand.check(name, ranks, data_type.size())?;
         }
         let is_written = match operation {
-            Broadcast => !is_root,
-            Gather | Reduce => is_root,
+            Broadcast => rank != root,
+            Gather | Reduce => rank == root,
             _ => true,
         };
         if is_written && to.is_some_and(|operand| operand.is_read_only) {
             return Err(Failure::invalid(name, "the array for the result is read-only"));
         }
+        if let (Some(from), Some(to)) = (&from, &to)
+            && from.cuda_device != to.cuda_device
+        {
+            let place = |operand: &Operand<'_>| match operand.cuda_device {
+                Some(number) => format!("on cuda:{number}"),
+                None => "in memory of the host".to_owned(),
+            };
+            let cause = format!("the array is {}, that for the result {}", place(from), place(to));
+            return Err(Failure::invalid(name, cause));
+        }
+        Ok(Self { operation, data_type, reduce_op, root, from, to })
+    }
+
+    /// The operation's name.
+    pub(crate) fn name(&self) -> &'static str {
+        self.operation.name()
+    }
+
+    /// The CUDA device that the arrays are on; None for arrays of the host, and without arrays.
+    pub(crate) fn cuda_device(&self) -> Option<u32> {
+        self.from.or(self.to).and_then(|operand| operand.cuda_device)
+    }
+
+    fn with_addresses(&self) -> CollectiveCall<'a> {
+        let Self { operation, data_type, reduce_op, root, from, to } = *self;
         let address = |operand: Option<Operand<'_>>| operand.map_or(0, |operand| operand.address);
-        let call = CollectiveCall {
+        CollectiveCall {
             operation,
             data_type,
             reduce_op,
@@ -494,11 +544,27 @@ pub(crate) fn run_collective(
             send: from.map_or(Blocks::One(0), |operand| operand.blocks),
             output: ptr::with_exposed_provenance_mut(address(to) as usize),
             receive: to.map_or(Blocks::One(0), |operand| operand.blocks),
-        };
-        // SAFETY: the sources exist until the return, and have all blocks: checked above. The program
+        }
+    }
+
+    /// Carries it out in memory of the host.
+    pub(crate) fn run(&self, domain: &mut CommDomain, timeout: Duration) -> Result<()> {
+        // SAFETY: the sources exist until the return, and have all blocks: checked by `new`. The program
         // does not use the arrays meanwhile, as NumPy demands of threads that share one.
-        Ok(unsafe { domain.run(&call, timeout) }?)
-    })
+        Ok(unsafe { domain.run(&self.with_addresses(), timeout) }?)
+    }
+
+    /// Starts it on a stream of the device.
+    pub(crate) fn start(
+        &self,
+        domain: &mut DeviceDomain,
+        stream: &Stream,
+        timeout: Duration,
+    ) -> Result<()> {
+        // SAFETY: as for `run`. A caller that does not wait keeps the arrays until the stream has done it, as
+        // libraries with streams demand.
+        Ok(unsafe { domain.start(&self.with_addresses(), stream, timeout) }?)
+    }
 }
 
 /// Lets the default stream of a device wait for the stream that writes an array.
