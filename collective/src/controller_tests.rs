@@ -384,6 +384,49 @@ fn the_fastest_candidate_is_learnt() {
 }
 
 #[test]
+fn another_candidate_that_becomes_faster_is_found_at_little_cost() {
+    let mut controller =
+        Controller::new(|_| Choices { candidates: candidates(3), first_alpha: None });
+    let key = key_of(1 << 20);
+    let mut run = |fastest: u8, executions: usize| {
+        let time = |used: Parameters| {
+            Duration::from_micros(if used.chunk_bits == fastest { 100 } else { 200 })
+        };
+        let times = (0..executions).map(|_| {
+            let used = controller.parameters(key);
+            let stat = ExecStat {
+                fast_time: time(used),
+                fast_bytes: 1 << 20,
+                success: true,
+                ..ExecStat::default()
+            };
+            controller.update(key, used, &stat);
+            stat.fast_time
+        });
+        times.sum::<Duration>().as_secs_f64() / (executions as f64 * 100e-6)
+    };
+    run(2, 9);
+    // Candidate 2 takes as long as before: only the other one has changed.
+    let excess = run(2, 10_000) - 1.0;
+    assert!(excess <= 0.01, "{excess}");
+    let mut controller =
+        Controller::new(|_| Choices { candidates: candidates(2), first_alpha: None });
+    let first = controller.parameters(key);
+    let mut used_first = Vec::new();
+    for number in 0..6000 {
+        let used = controller.parameters(key);
+        let slower = if number < 1000 { 200 } else { 50 };
+        let micros = if used == first { slower } else { 100 };
+        let fast_time = Duration::from_micros(micros);
+        let stat =
+            ExecStat { fast_time, fast_bytes: 1 << 20, success: true, ..ExecStat::default() };
+        controller.update(key, used, &stat);
+        used_first.push(used == first);
+    }
+    assert!(!used_first[500] && used_first[2100..3900].iter().all(|is_first| *is_first));
+}
+
+#[test]
 fn frozen_parameters_stay_and_are_those_learnt_before() {
     let mut simulation = Simulation::new(usual(), 1 << 30, 1, 1);
     let initial = simulation.decided();

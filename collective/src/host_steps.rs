@@ -9,8 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipc::WaitStrategy;
+use nix::sys::time::TimeValLike;
+use nix::time::ClockId;
 
-use crate::members::{Failure, INLINE_BYTES, Members, Outcome, Wait};
+use crate::members::{CARRIED_WORDS, Failure, INLINE_BYTES, Members, Outcome, Wait};
 use crate::peer_memory;
 
 /// The memory of a process that is killed is gone a moment before the process is.
@@ -47,15 +49,17 @@ impl HostSteps {
     }
 
     /// The steps of one operation. Ranks whose signatures differ call different operations. The greatest
-    /// of the words that they carry is for all.
+    /// of the words that they carry is for all. All measure it, or none.
     pub(crate) fn operation(
         &mut self,
         signature: u64,
         carried: u64,
+        is_measured: bool,
         deadline: Instant,
     ) -> HostOperation<'_> {
         let Self { members, first_word, slot_bytes, next, strategy } = self;
         let wait = Wait::new(strategy, deadline);
+        let own = [carried, if is_measured { nanoseconds() } else { 0 }];
         HostOperation {
             members,
             first_word: *first_word,
@@ -63,10 +67,10 @@ impl HostSteps {
             next,
             wait,
             signature,
-            carried: [carried; 2],
+            own,
+            greatest: own,
             is_first: true,
             bytes: 0,
-            begun: None,
         }
     }
 }
@@ -80,12 +84,19 @@ pub(crate) struct HostOperation<'a> {
     next: &'a mut u64,
     wait: Wait<'a>,
     signature: u64,
-    /// The word of this rank, and the greatest one so far.
-    carried: [u64; 2],
+    /// The words of this rank, and the greatest ones so far: one for the caller, and when a rank entered the
+    /// operation.
+    own: [u64; CARRIED_WORDS],
+    greatest: [u64; CARRIED_WORDS],
     is_first: bool,
     /// Bytes of the current step, at most: the same for all ranks.
     bytes: usize,
-    begun: Option<Instant>,
+}
+
+/// The time of a clock that all processes of the machine share.
+fn nanoseconds() -> u64 {
+    let now = ClockId::CLOCK_MONOTONIC.now().map_or(0, |now| now.num_nanoseconds());
+    u64::try_from(now).unwrap_or(0)
 }
 
 impl HostOperation<'_> {
@@ -103,14 +114,15 @@ impl HostOperation<'_> {
         (own + 1..count).chain(0..own)
     }
 
-    /// When all ranks had begun, as this one found; None before.
-    pub(crate) fn begun(&self) -> Option<Instant> {
-        self.begun
+    /// How long it took since the last of the ranks entered it that this one waited for in the first step,
+    /// or this one itself.
+    pub(crate) fn time(&self) -> Duration {
+        Duration::from_nanos(nanoseconds().saturating_sub(self.greatest[1]))
     }
 
     /// The greatest carried word of the ranks that this one waited for in the first step.
     pub(crate) fn carried(&self) -> u64 {
-        self.carried[1]
+        self.greatest[0]
     }
 
     /// The most bytes of a step.
@@ -144,7 +156,7 @@ impl HostOperation<'_> {
 
     /// Publishes the bytes of this rank.
     pub(crate) fn publish(&mut self) {
-        self.members.publish(*self.next, self.signature, self.carried[0]);
+        self.members.publish(*self.next, self.signature, self.own);
     }
 
     /// Begins a step in which each rank publishes where its bytes are in its memory.
@@ -173,7 +185,8 @@ impl HostOperation<'_> {
                 if self.members.signature(rank, step) != self.signature {
                     return Err(self.mismatch(rank));
                 }
-                self.carried[1] = self.carried[1].max(self.members.carried(rank, step));
+                let carried = self.members.carried(rank, step);
+                self.greatest = [0, 1].map(|at| self.greatest[at].max(carried[at]));
             }
         }
         Ok(self.memory(rank))
@@ -190,7 +203,6 @@ impl HostOperation<'_> {
         for rank in self.others() {
             self.source(rank)?;
         }
-        self.begun.get_or_insert_with(Instant::now);
         Ok(())
     }
 

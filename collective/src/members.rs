@@ -34,15 +34,17 @@ const STATE_LINE: usize = 3 * LINE;
 const LEFT: u64 = 1;
 const WAITS_FOR_REMOTE: u64 = 2;
 /// Words of a step's line: how many steps the rank has published, the signature of the call, the carried
-/// word, and bytes.
+/// words, and bytes.
 const SIGNATURE: usize = 1;
 const CARRIED: usize = 2;
-const INLINE: usize = 3;
+const INLINE: usize = CARRIED + CARRIED_WORDS;
 /// Words of the failure's line: the failure, the calls of two ranks, and the rank that writes them.
 const CALLS: usize = 1;
 const CALL_WORDS: usize = 3;
 const WRITER: usize = 7;
 
+/// Words that a rank carries with a step.
+pub(crate) const CARRIED_WORDS: usize = 2;
 /// Bytes that a step's line has space for.
 pub(crate) const INLINE_BYTES: usize = (LINE - INLINE) * size_of::<u64>();
 /// The longest time without a look whether the awaited rank lives.
@@ -221,10 +223,12 @@ impl Members {
     }
 
     /// Publishes a step of this rank, whose bytes are written.
-    pub(crate) fn publish(&self, step: u64, signature: u64, carried: u64) {
+    pub(crate) fn publish(&self, step: u64, signature: u64, carried: [u64; CARRIED_WORDS]) {
         let at = self.at_step(self.rank, step);
         self.words.store(at + SIGNATURE, signature, Relaxed);
-        self.words.store(at + CARRIED, carried, Relaxed);
+        for (number, word) in carried.into_iter().enumerate() {
+            self.words.store(at + CARRIED + number, word, Relaxed);
+        }
         self.words.store(at, step + 1, Release);
         self.doorbell(self.rank).ring();
     }
@@ -239,9 +243,10 @@ impl Members {
         self.words.load(self.at_step(rank, step) + SIGNATURE, Relaxed)
     }
 
-    /// The word that a rank carries with a step that it has published.
-    pub(crate) fn carried(&self, rank: u32, step: u64) -> u64 {
-        self.words.load(self.at_step(rank, step) + CARRIED, Relaxed)
+    /// The words that a rank carries with a step that it has published.
+    pub(crate) fn carried(&self, rank: u32, step: u64) -> [u64; CARRIED_WORDS] {
+        let at = self.at_step(rank, step) + CARRIED;
+        std::array::from_fn(|number| self.words.load(at + number, Relaxed))
     }
 
     /// The number of steps that a rank has published.

@@ -172,7 +172,7 @@ fn stopped_rank_is_named_and_the_store_goes_on_when_it_continues() {
 #[test]
 fn entrance_and_record_take_microseconds() {
     const RANKS: u32 = 8;
-    const OPERATIONS: usize = 5000;
+    const OPERATIONS: usize = 2000;
     let directory = TempDir::new("store-cost");
     let options = DomainOptions::new().directory(&directory);
     let domain = CommDomainKey::of_first_ranks(RANKS);
