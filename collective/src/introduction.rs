@@ -41,8 +41,10 @@ pub(crate) fn connect_ranks(
         (remote, Introduction { setup: setup.clone(), address: address.clone(), liveness })
     });
     let introduction = introduction.map(|(_, introduction)| introduction);
-    let all = exchange(group, introduction.map_err(ToString::to_string), deadline)?;
+    let all = exchange(group, introduction.map_err(ToString::to_string), deadline);
+    // Its own error says more than what the others learn of it.
     let (mut remote, _, listener) = opened?;
+    let all = all?;
     for (found, other) in all.iter().zip(0..) {
         if found.setup != setup {
             let detail = format!(

@@ -155,11 +155,12 @@ impl Communicator {
         self.reason.as_deref() == Some(reason)
     }
 
-    /// The seed of the next communicator that is split off with this color: the same on its ranks.
-    pub(crate) fn split_seed(&self, color: i32) -> u64 {
+    /// The seed of the next communicator that is split off with this color: the same on its ranks. None if
+    /// this one has no seed.
+    pub(crate) fn split_seed(&self, color: i32) -> Option<u64> {
         let number = self.splits.fetch_add(1, Ordering::Relaxed);
         let words = [self.seed, number + 1, u64::from(color.cast_unsigned())];
-        digest(words.into_iter().flat_map(u64::to_le_bytes))
+        (self.seed != 0).then(|| digest(words.into_iter().flat_map(u64::to_le_bytes)))
     }
 
     /// Decides about an operation; `request` may be the reason why it is left. All ranks decide alike.

@@ -312,9 +312,11 @@ replaced! { NCCL, Nccl;
         comm: Comm, color: c_int, key: c_int, place: *mut Comm, config: *mut Config
     ) |original| {
         let parent = INTERPOSER.find(address(comm));
-        let seed = parent.as_ref().map_or(0, |parent| parent.split_seed(color));
+        // Communicators without a seed of their own would have the name of others.
+        let seed = parent.as_ref().and_then(|parent| parent.split_seed(color)).unwrap_or(0);
         let reason = match parent {
             None => Some("its parent is not known"),
+            Some(_) if seed == 0 => Some("its parent has no name that all ranks know"),
             Some(parent) if parent.is_left_because(NON_BLOCKING) => Some(NON_BLOCKING),
             Some(_) => reason_of(config),
         };
