@@ -1539,6 +1539,24 @@ fabricast_status fabricast_domain_scatter_unequal(fabricast_domain *domain, cons
                                                   void *output, size_t count, uint32_t type,
                                                   uint32_t root, fabricast_timeout timeout);
 
+/* The parameters of an operation of so many bytes in the last one: the same on all ranks. */
+fabricast_status fabricast_domain_parameters(fabricast_domain *domain, uint32_t operation,
+                                             uint64_t bytes, uint32_t type,
+                                             fabricast_parameters *parameters);
+
+/* 1: stops learning; 0: continues it. On one machine without effect on other ranks than 0; in a domain of
+ * several machines all ranks call it before the same operation, and fabricast_domain_load, too. */
+fabricast_status fabricast_domain_freeze(fabricast_domain *domain, uint32_t is_frozen);
+
+/* The parameters as JSON, which fabricast_text_free frees: on rank 0 those that it has settled on, on
+ * others those in use. `topology` names the machines, and may be NULL. */
+fabricast_status fabricast_domain_save(fabricast_domain *domain, const char *topology, char **json);
+
+/* Uses saved parameters from now on. FABRICAST_E_MALFORMED for those of another topology or version, or
+ * other text. */
+fabricast_status fabricast_domain_load(fabricast_domain *domain, const char *topology,
+                                       const char *json, size_t length);
+
 /* ---------------------------------------------------------------- parameter stores */
 
 /*

@@ -168,6 +168,32 @@ public:
 
     fabricast_domain *get() const noexcept { return domain_.get(); }
 
+    /* The parameters of an operation of so many bytes in the last one: the same on all ranks. */
+    Parameters parameters(Operation operation, uint64_t bytes, Type type = Type::U8) const {
+        Parameters parameters;
+        detail::check(fabricast_domain_parameters(domain_.get(), static_cast<uint32_t>(operation), bytes,
+                                                  static_cast<uint32_t>(type), &parameters));
+        return parameters;
+    }
+
+    /* Stops or continues learning: see fabricast_domain_freeze. */
+    void freeze(bool is_frozen = true) {
+        detail::check(fabricast_domain_freeze(domain_.get(), is_frozen ? 1 : 0));
+    }
+
+    /* The parameters as JSON. `topology` names the machines. */
+    std::string save(const std::string &topology = {}) const {
+        char *text = nullptr;
+        detail::check(fabricast_domain_save(domain_.get(), topology.c_str(), &text));
+        std::unique_ptr<char, fabricast_status (*)(char *)> owner(text, fabricast_text_free);
+        return text;
+    }
+
+    /* Uses saved parameters from now on: see fabricast_domain_load. */
+    void load(std::string_view json, const std::string &topology = {}) {
+        detail::check(fabricast_domain_load(domain_.get(), topology.c_str(), json.data(), json.size()));
+    }
+
     /* Leaves when all ranks have called it. */
     void close(Timeout timeout = default_timeout) {
         detail::check(fabricast_domain_close(domain_.release(), timeout.count()));

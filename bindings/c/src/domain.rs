@@ -1,5 +1,6 @@
 //! Communication domains: collective operations in host memory.
 
+use std::ffi::c_char;
 use std::path::Path;
 use std::ptr;
 use std::time::{Duration, Instant};
@@ -9,11 +10,12 @@ use launch::{Group, GroupOptions};
 
 use crate::caller_memory::run_collective;
 use crate::exclusive::Exclusive;
-use crate::failure::{Operation, Result, last_ranks};
-use crate::ffi::{Array, CallerBuffer, Out, OutArray, OutStruct, WithDefaults, export};
+use crate::failure::{Operation, Result, c_text, last_ranks};
+use crate::ffi::{Array, CallerBuffer, Out, OutArray, OutStruct, Text, WithDefaults, export};
 use crate::handle::{Handle, kind};
-use crate::layout::{RawDomainOptions, data_type, reduce_op};
-use crate::registry;
+use crate::layout::{RawDomainOptions, RawParameters, data_type, flag, op_key, reduce_op};
+use crate::param_store::saved_parameters;
+use crate::registry::{self, Registry};
 use crate::timeout::Timeout;
 use crate::variables;
 
@@ -59,6 +61,11 @@ impl OpenDomain {
     fn new(domain: CommDomain, group: Option<Group>) -> Self {
         let (rank, size) = (domain.rank(), domain.size());
         Self { domain: Exclusive::new(JoinedDomain { domain, group }), rank, size }
+    }
+
+    /// Uses the domain, when no other thread does.
+    fn with<R>(&self, operation: Operation, act: impl FnOnce(&mut CommDomain) -> R) -> Result<R> {
+        self.domain.with(operation, Timeout::Forever, |joined| Ok(act(&mut joined.domain)))
     }
 
     fn run(
@@ -213,6 +220,53 @@ export! {
         size: Out<'_, u32>,
     ) -> i32, c"get size of domain" {
         size.put(domain.find(OPERATION)?.size)
+    }
+
+    fn fabricast_domain_parameters(
+        domain: Handle<OpenDomain>,
+        collective: u32,
+        bytes: u64,
+        data_type: u32,
+        parameters: Out<'_, RawParameters>,
+    ) -> i32, c"get parameters" {
+        let key = op_key(OPERATION, collective, bytes, data_type)?;
+        let found = domain.find(OPERATION)?.with(OPERATION, |domain| domain.parameters(key))?;
+        parameters.put(RawParameters::of(found))
+    }
+
+    /// Stops or continues learning.
+    fn fabricast_domain_freeze(
+        domain: Handle<OpenDomain>,
+        is_frozen: u32,
+    ) -> i32, c"freeze parameters" {
+        let is_frozen = flag(OPERATION, "is_frozen", is_frozen)?;
+        domain.find(OPERATION)?.with(OPERATION, |domain| {
+            domain.with_controller(|controller| controller.freeze(is_frozen));
+        })
+    }
+
+    /// The parameters that were learnt, as JSON.
+    fn fabricast_domain_save(
+        domain: Handle<OpenDomain>,
+        topology: Text<'_>,
+        json: Out<'_, *mut c_char>,
+    ) -> i32, c"save parameters" {
+        let topology = topology.get(OPERATION, "topology")?.unwrap_or_default();
+        let saved = domain.find(OPERATION)?.with(OPERATION, |domain| domain.saved_parameters())?;
+        json.put(Registry::current().lend_text(c_text(saved.to_json(topology))))
+    }
+
+    fn fabricast_domain_load(
+        domain: Handle<OpenDomain>,
+        topology: Text<'_>,
+        json: &[u8] [length],
+    ) -> i32, c"load parameters" {
+        let saved = saved_parameters(OPERATION, &topology, json)?;
+        domain.find(OPERATION)?.with(OPERATION, |domain| {
+            domain.with_controller(|controller| {
+                saved.parameters.iter().for_each(|(key, parameters)| controller.load(*key, *parameters));
+            });
+        })
     }
 
     fn fabricast_domain_barrier(

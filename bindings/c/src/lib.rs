@@ -8,7 +8,7 @@
 //! Modules, each importing only those before it: `status`, `failure`, `timeout`, `handle`,
 //! `ffi`, `registry`, `exclusive`, `caller_memory`, `network`, `layout`, `log`, `variables`,
 //! `node`, `topic`, `publisher`, `subscriber`, `stream`, `release`, `memory`, `share`, `agent`,
-//! `domain`, `param_store`, `rgaps`.
+//! `param_store`, `domain`, `rgaps`.
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("handles have 64 bits: for machines with 64-bit pointers only");

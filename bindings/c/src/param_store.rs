@@ -19,6 +19,18 @@ type OpenParamStore = Exclusive<ShmParamStore>;
 
 kind!(OpenParamStore, 17, "parameter store", Exclusive::end);
 
+/// Parameters of JSON, for these machines.
+pub(crate) fn saved_parameters(
+    operation: Operation,
+    topology: &Text<'_>,
+    json: &[u8],
+) -> Result<SavedParameters> {
+    let topology = topology.get(operation, "topology")?.unwrap_or_default();
+    let malformed = |cause: String| Failure::new(Status::Malformed, operation, cause);
+    let text = std::str::from_utf8(json).map_err(|error| malformed(error.to_string()))?;
+    SavedParameters::from_json(text, topology).map_err(|error| malformed(error.to_string()))
+}
+
 /// Uses a store, when no other thread does.
 fn with<R>(
     operation: Operation,
@@ -129,11 +141,7 @@ export! {
         topology: Text<'_>,
         json: &[u8] [length],
     ) -> i32, c"load parameters" {
-        let topology = topology.get(OPERATION, "topology")?.unwrap_or_default();
-        let malformed = |cause: String| Failure::new(Status::Malformed, OPERATION, cause);
-        let text = std::str::from_utf8(json).map_err(|error| malformed(error.to_string()))?;
-        let saved = SavedParameters::from_json(text, topology);
-        let saved = saved.map_err(|error| malformed(error.to_string()))?;
+        let saved = saved_parameters(OPERATION, &topology, json)?;
         with(OPERATION, store, |store| {
             store.with_controller(|controller| {
                 saved.parameters.iter().for_each(|(key, parameters)| controller.load(*key, *parameters));

@@ -2,7 +2,7 @@
 //!
 //! Modules, each importing only those before it: `devices`, `structured`, `data_type`, `layout`, `failure`, `arguments`,
 //! `message_type`, `waits`, `exclusive`, `closable`, `array`, `streams`, `caller_stream`, `release`, `kept`, `memory`, `torch_allocator`,
-//! `shared`, `agent`, `publisher`, `topic_publisher`, `subscriber`, `topic`, `node`, `param_store`, `elements`, `domain`, `group`, `information`, `log`.
+//! `shared`, `agent`, `publisher`, `topic_publisher`, `subscriber`, `topic`, `node`, `param_store`, `elements`, `exchange`, `domain`, `group`, `information`, `log`.
 
 mod agent;
 mod arguments;

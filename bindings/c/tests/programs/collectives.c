@@ -310,6 +310,34 @@ static void left_rank(uint32_t number)
         usleep(500000);
 }
 
+static void learnt_parameters(uint32_t number)
+{
+    enum { COUNT = 1 << 16, OPERATIONS = 40 };
+    fabricast_parameters parameters;
+    float *numbers = calloc(COUNT, sizeof *numbers);
+    char *json;
+    int done;
+
+    join_as(number, 2, "learnt");
+    for (done = 0; done < OPERATIONS; done++)
+        DONE(fabricast_domain_all_reduce(domain, NULL, numbers, COUNT, FABRICAST_TYPE_F32,
+                                         FABRICAST_REDUCE_MAX, LONG));
+    DONE(fabricast_domain_parameters(domain, FABRICAST_OPERATION_ALL_REDUCE, COUNT * sizeof *numbers,
+                                     FABRICAST_TYPE_F32, &parameters));
+    CHECK(parameters.alpha == 1000);
+    DONE(fabricast_domain_freeze(domain, 1));
+    EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_domain_freeze(domain, 2));
+    DONE(fabricast_domain_save(domain, "here", &json));
+    CHECK(number == 1 || strstr(json, "\"all-reduce\"") != NULL);
+    EXPECT(FABRICAST_E_MALFORMED, fabricast_domain_load(domain, "there", json, strlen(json)));
+    DONE(fabricast_domain_load(domain, "here", json, strlen(json)));
+    DONE(fabricast_text_free(json));
+    DONE(fabricast_domain_all_reduce(domain, NULL, numbers, COUNT, FABRICAST_TYPE_F32,
+                                     FABRICAST_REDUCE_MAX, LONG));
+    DONE(fabricast_domain_close(domain, LONG));
+    free(numbers);
+}
+
 static void options_differ(uint32_t number)
 {
     fabricast_domain_options options = options_of("differ");
@@ -483,6 +511,7 @@ int main(void)
     in_ranks(2, different_calls);
     in_ranks(2, late_rank);
     in_ranks(2, left_rank);
+    in_ranks(2, learnt_parameters);
     in_ranks(2, options_differ);
     in_ranks(2, some_ranks);
     in_ranks(1, launched);
