@@ -1,4 +1,4 @@
-//! What each rank of a device domain calls, by number: ranks that call different operations find it, and those
+//! The calls of the ranks of a device domain, by number: ranks that call different operations find that, and those
 //! that wait for a rank that does not call theirs give up at their deadline.
 //!
 //! Devices carry out operations without their hosts, so nothing else compares the calls. A rank writes its call
@@ -17,37 +17,50 @@ use crate::call::Call;
 use crate::members::{Failure, Members, Outcome};
 
 const LINE: usize = 8;
-/// Calls of a rank that are kept. Those of a rank that is further ahead are not compared.
-const SLOTS: u64 = 64;
-/// Words of a slot: the number, then the call.
+/// Calls of a rank that are kept: more than a device's driver lets a host be ahead. A rank waits before it is
+/// further ahead of another one.
+const SLOTS: u64 = 4096;
+/// Words of a slot: the number, then the call, whose last word is always 0.
+const SLOT_WORDS: usize = 4;
 const CALL: usize = 1;
+const PAUSE: Duration = Duration::from_micros(100);
+/// Time for the operations of this rank to end after another one has given up: they may have all that they need
+/// from it.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// The calls of all ranks, and the deadlines of this one's.
 #[derive(Debug)]
 pub(crate) struct CallBoard {
     members: Arc<Members>,
     words: WordRange<MappedWords>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
     /// The numbers of operations that not all ranks may have started, and their deadlines.
-    deadlines: Mutex<VecDeque<(u64, Instant)>>,
+    deadlines: VecDeque<(u64, Instant)>,
+    /// The moment at which this rank found that another one has given up.
+    given_up: Option<Instant>,
 }
 
 impl CallBoard {
     /// The words that so many ranks need.
     pub(crate) fn required_words(ranks: u32) -> usize {
-        ranks as usize * LINE * (1 + SLOTS as usize)
+        Self::at_rank(ranks)
     }
 
     pub(crate) fn new(members: Arc<Members>, first: usize) -> Option<Self> {
         let words = members.part(first, Self::required_words(members.count()))?;
-        Some(Self { members, words, deadlines: Mutex::default() })
+        Some(Self { members, words, state: Mutex::default() })
     }
 
     fn at_rank(rank: u32) -> usize {
-        rank as usize * LINE * (1 + SLOTS as usize)
+        rank as usize * (LINE + SLOTS as usize * SLOT_WORDS)
     }
 
     fn at_slot(rank: u32, number: u64) -> usize {
-        Self::at_rank(rank) + LINE * (1 + (number % SLOTS) as usize)
+        Self::at_rank(rank) + LINE + (number % SLOTS) as usize * SLOT_WORDS
     }
 
     /// The number of operations that a rank has started.
@@ -60,13 +73,19 @@ impl CallBoard {
         (0..self.members.count()).filter(move |rank| *rank != own)
     }
 
-    /// What a rank calls as this number; None if it has not yet, or long ago.
+    /// The rank that has started the fewest operations, and their number; None without other ranks.
+    fn last(&self) -> Option<(u64, u32)> {
+        self.others().map(|rank| (self.started(rank), rank)).min()
+    }
+
+    /// The call of a rank with this number; None if the slot has another one.
     fn call(&self, rank: u32, number: u64) -> Option<Announcement> {
         let at = Self::at_slot(rank, number);
         if self.words.load(at, Acquire) != number {
             return None;
         }
-        let call = std::array::from_fn(|word| self.words.load(at + CALL + word, Acquire));
+        let word = |word| self.words.load(at + CALL + word, Acquire);
+        let call = [word(0), word(1), word(2), 0];
         (self.words.load(at, Relaxed) == number).then_some(call)
     }
 
@@ -75,9 +94,10 @@ impl CallBoard {
     pub(crate) fn start(&self, call: &Call, timeout: Duration) -> Outcome<()> {
         let rank = self.members.rank();
         let number = self.started(rank) + 1;
+        self.wait_for_slot(number, timeout)?;
         let (at, own) = (Self::at_slot(rank, number), call.encode());
         self.words.store(at, 0, Relaxed);
-        for (word, at) in own.into_iter().zip(at + CALL..) {
+        for (word, at) in own.into_iter().take(SLOT_WORDS - CALL).zip(at + CALL..) {
             // Not before the number is cleared.
             self.words.store(at, word, Release);
         }
@@ -91,29 +111,54 @@ impl CallBoard {
             }
         }
         if let Some(deadline) = Instant::now().checked_add(timeout) {
-            lock(&self.deadlines).push_back((number, deadline));
+            lock(&self.state).deadlines.push_back((number, deadline));
         }
         Ok(())
     }
 
-    /// Why this rank's devices are to give up what they wait for, if they are.
-    pub(crate) fn look(&self) -> Option<Failure> {
+    /// Waits until all ranks have compared the call that this operation overwrites: they have started a later one.
+    fn wait_for_slot(&self, number: u64, timeout: Duration) -> Outcome<()> {
+        if number < SLOTS {
+            return Ok(());
+        }
+        let deadline = ipc::deadline(timeout);
+        while let Some((started, rank)) =
+            self.last().filter(|(started, _)| started + SLOTS <= number)
+        {
+            if let Some(failure) = self.failure() {
+                return Err(self.members.fail(failure));
+            }
+            if Instant::now() >= deadline {
+                let waiting = self.members.rank();
+                tracing::debug!(rank, started, "a rank is too far behind");
+                return Err(self.members.fail(Failure::Late { rank, waiting }));
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    /// The failure for which the devices of this rank are to stop, if there is one.
+    pub(crate) fn failure(&self) -> Option<Failure> {
         let own = self.started(self.members.rank());
         let is_behind = |rank: &u32| self.started(*rank) < own;
+        let mut state = lock(&self.state);
         match self.members.failure() {
-            // It may have started all that this one waits for.
-            Some(Failure::Left { rank }) if !is_behind(&rank) => {}
+            Some(Failure::Left { rank }) if !is_behind(&rank) => {
+                let given_up = *state.given_up.get_or_insert_with(Instant::now);
+                if given_up.elapsed() >= GRACE {
+                    return Some(Failure::Left { rank });
+                }
+            }
             Some(failure) => return Some(failure),
             None => {}
         }
-        if let Some(rank) =
-            self.others().find(|rank| self.members.has_left(*rank) && is_behind(rank))
-        {
+        let has_left = |rank: &u32| self.members.has_left(*rank) && is_behind(rank);
+        if let Some(rank) = self.others().find(has_left) {
             return Some(Failure::Left { rank });
         }
-        let last = self.others().map(|rank| (self.started(rank), rank)).min();
-        let (started_by_all, last) = last.unwrap_or((own, 0));
-        let mut deadlines = lock(&self.deadlines);
+        let (started_by_all, last) = self.last().unwrap_or((own, 0));
+        let deadlines = &mut state.deadlines;
         while deadlines.front().is_some_and(|(number, _)| *number <= started_by_all) {
             deadlines.pop_front();
         }

@@ -131,6 +131,18 @@ impl DeviceAbort {
             self.stop.run();
         }
     }
+
+    /// Checks whether operations were given up, also after the end of the domain.
+    ///
+    /// # Errors
+    /// As for [`DeviceDomain::check`].
+    pub fn check(&self, operation: &'static str) -> Result<()> {
+        self.members.check_fork(operation)?;
+        match self.members.failure() {
+            Some(failure) => Err(self.members.error(operation, failure)),
+            None => Ok(()),
+        }
+    }
 }
 
 fn of_device(operation: &'static str) -> impl Fn(gpu::Error) -> Error {
@@ -209,7 +221,7 @@ impl DeviceDomain {
                 members.fail(failure);
                 stop_devices.run();
             };
-            PeerWatch::start(members_of_watch, move || board.look(), give_up)?
+            PeerWatch::start(members_of_watch, move || board.failure(), give_up)?
         };
         Ok(Self {
             _watch: watch,
@@ -281,14 +293,11 @@ impl DeviceDomain {
     /// Checks whether operations were given up.
     ///
     /// # Errors
-    /// [`RankFailed`](ErrorKind::RankFailed) or [`Closed`](ErrorKind::Closed), with the rank: then
-    /// results since the last check are not valid.
+    /// [`RankFailed`](ErrorKind::RankFailed), [`Closed`](ErrorKind::Closed),
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) or [`Mismatch`](ErrorKind::Mismatch), with the
+    /// rank: then results since the last check are not valid.
     pub fn check(&self, operation: &'static str) -> Result<()> {
-        self.members.check_fork(operation)?;
-        match self.members.failure() {
-            Some(failure) => Err(self.members.error(operation, failure)),
-            None => Ok(()),
-        }
+        self.abort_handle().check(operation)
     }
 
     /// Starts an operation on a stream of the device. Its addresses are of the device. If a rank does not
@@ -317,6 +326,11 @@ impl DeviceDomain {
             return Err(Error::new(operation, ErrorKind::Unavailable, detail));
         }
         let failed = of_device(operation);
+        let (device, found) = (self.device.name(), stream.device().name());
+        if device != found {
+            let detail = format!("the stream is of {found}, the domain has {device}");
+            return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
+        }
         if stream.is_capturing().map_err(&failed)? {
             let detail = "the stream is captured into a CUDA graph, which would repeat the operation \
                           without the other ranks. Start it between graphs";
@@ -327,21 +341,37 @@ impl DeviceDomain {
             self.stop_devices().run();
             self.members.error(operation, failure)
         })?;
-        if let Some(last) = self.last.take() {
-            stream.wait_for(&last).map_err(&failed)?;
+        // SAFETY: the caller's promise.
+        let started = unsafe { self.start_checked(&checked, stream) };
+        started.map_err(|error| {
+            // The others would wait for what this rank has not started.
+            self.abort_handle().abort();
+            failed(error)
+        })
+    }
+}
+
+impl DeviceDomain {
+    /// Starts an operation behind the one before.
+    ///
+    /// # Safety
+    /// As for [`start`](Self::start).
+    unsafe fn start_checked(&mut self, checked: &CheckedCall, stream: &Stream) -> gpu::Result<()> {
+        if let Some(last) = &self.last {
+            stream.wait_for(last)?;
         }
         // SAFETY: the caller's promise.
-        let agreed = unsafe { self.agree(&checked) };
+        let agreed = unsafe { self.agree(checked) };
         if let Some((agreed, parameters)) = agreed {
-            self.start_direct(&checked, agreed.buffers(), parameters, stream).map_err(&failed)?;
+            self.start_direct(checked, agreed.buffers(), parameters, stream)?;
         } else {
             // SAFETY: the caller's promise.
-            let plan = unsafe { Plan::new(self, &checked) }.map_err(&failed)?;
+            let plan = unsafe { Plan::new(self, checked) }?;
             let chunks = plan.chunks;
-            plan.start(self, stream).map_err(&failed)?;
+            plan.start(self, stream)?;
             self.next = self.next.wrapping_add(chunks);
         }
-        self.last = Some(stream.point().map_err(&failed)?);
+        self.last = Some(stream.point()?);
         Ok(())
     }
 }
@@ -644,6 +674,8 @@ impl Drop for DeviceDomain {
         if let Some(last) = &self.last
             && last.wait(LEAVE_TIMEOUT).is_err()
         {
+            // A thread that still waits for a result learns it.
+            self.members.fail(Failure::Left { rank: self.members.rank() });
             self.stop_devices().run();
             let _ = last.wait(LEAVE_TIMEOUT);
         }

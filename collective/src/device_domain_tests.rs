@@ -275,7 +275,7 @@ impl Rank {
 }
 
 #[test]
-fn ranks_that_start_different_operations_of_devices_learn_both() {
+fn different_operations_of_devices_are_named_on_all_ranks() {
     run(3, |mut rank| {
         // Another rank may be ahead, and fail before the last check.
         let early = (0..200).find_map(|_| rank.gather(1000, TIMEOUT).err());
@@ -290,7 +290,7 @@ fn ranks_that_start_different_operations_of_devices_learn_both() {
 }
 
 #[test]
-fn rank_that_does_not_start_an_operation_of_devices_is_named_at_the_deadline() {
+fn late_rank_of_devices_is_named_at_the_deadline() {
     run(3, |mut rank| {
         rank.gather(1000, TIMEOUT).unwrap();
         if rank.domain.rank() == 1 {
@@ -318,4 +318,142 @@ fn rank_that_has_left_is_named_unless_it_has_done_its_part() {
             assert_eq!((error.kind(), error.ranks()), (ErrorKind::Closed, &[1][..]), "{error}");
         }
     });
+}
+
+#[test]
+fn difference_is_found_although_a_rank_is_far_ahead() {
+    let is_ahead = std::sync::Barrier::new(2);
+    run(2, |mut rank| {
+        if rank.domain.rank() == 1 {
+            is_ahead.wait();
+            let error = rank.gather(2000, TIMEOUT).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+            return;
+        }
+        let pointer = |memory: &Memory| {
+            std::ptr::with_exposed_provenance_mut::<u8>(memory.address() as usize)
+        };
+        let call = CollectiveCall {
+            input: pointer(&rank.input),
+            output: pointer(&rank.output),
+            ..call(Operation::AllGather, Blocks::One(1000), Blocks::Each(1000))
+        };
+        for _ in 0..100 {
+            // SAFETY: both have more bytes, and are kept until the end.
+            #[allow(unsafe_code)]
+            unsafe {
+                rank.domain.start(&call, &rank.stream, TIMEOUT).unwrap();
+            }
+        }
+        is_ahead.wait();
+        rank.stream.synchronize(Duration::from_secs(10)).unwrap();
+        let error = rank.domain.check("all-gather").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+        assert!(error.to_string().contains("operation 1 "), "{error}");
+    });
+}
+
+#[test]
+fn abort_of_a_rank_ends_the_operations_of_the_others() {
+    let have_started = std::sync::Barrier::new(2);
+    run(3, |rank| {
+        let Rank { mut domain, stream, input, output } = rank;
+        let pointer = |memory: &Memory| {
+            std::ptr::with_exposed_provenance_mut::<u8>(memory.address() as usize)
+        };
+        let call = CollectiveCall {
+            input: pointer(&input),
+            output: pointer(&output),
+            ..call(Operation::AllGather, Blocks::One(1000), Blocks::Each(1000))
+        };
+        if domain.rank() < 2 {
+            // SAFETY: both have more bytes, and are kept until the end.
+            #[allow(unsafe_code)]
+            unsafe {
+                domain.start(&call, &stream, TIMEOUT).unwrap();
+            }
+            have_started.wait();
+        }
+        if domain.rank() == 1 {
+            domain.abort_handle().abort();
+        }
+        // The last rank does not start it, and the first one waits for that.
+        stream.synchronize(Duration::from_secs(5)).unwrap();
+        while domain.check("test").is_ok() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let error = domain.check("all-gather").unwrap_err();
+        assert_eq!((error.kind(), error.ranks()), (ErrorKind::Closed, &[1][..]), "{error}");
+    });
+}
+
+#[test]
+fn stream_of_another_device_is_refused() {
+    run(2, |mut rank| {
+        let other = 1 - rank.domain.rank() % 2;
+        let device = Device::open(format!("emulated:{other}").parse().unwrap()).unwrap();
+        let own = std::mem::replace(&mut rank.stream, device.stream().unwrap());
+        let error = rank.gather(1000, TIMEOUT).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        // The domain goes on.
+        rank.stream = own;
+        rank.gather(1000, TIMEOUT).unwrap();
+    });
+}
+
+#[test]
+fn forked_child_leaves_the_watch_to_its_parent() {
+    let directory = TempDir::new("devices-forked");
+    let options = DomainOptions::new().directory(&directory);
+    let key = CommDomainKey::of_first_ranks(2);
+    let join = |rank: u32| {
+        let device = Device::open("emulated:0".parse().unwrap()).unwrap();
+        let domain = DeviceDomain::join(&key, rank, &device, &options).unwrap();
+        let memory = || device.allocate(1 << 20).unwrap();
+        let (stream, input, output) = (device.stream().unwrap(), memory(), memory());
+        Rank { domain, stream, input, output }
+    };
+    let lost = ForkedChild::new(|| {
+        let _rank = join(1);
+        thread::sleep(Duration::from_secs(60));
+    });
+    let rank = join(0);
+    let mut watched = Some(rank);
+    let child = ForkedChild::new(|| {
+        let Rank { domain, stream, input, output } = watched.take().unwrap();
+        std::mem::forget((stream, input, output));
+        drop(domain);
+    });
+    assert!(child.wait().success());
+    lost.kill();
+    let end = std::time::Instant::now() + Duration::from_secs(10);
+    while watched.as_ref().is_some_and(|rank| rank.domain.check("test").is_ok()) {
+        assert!(std::time::Instant::now() < end);
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn rank_that_ends_after_it_has_left_is_no_failure() {
+    let directory = TempDir::new("devices-left");
+    let options = DomainOptions::new().directory(&directory);
+    let key = CommDomainKey::of_first_ranks(2);
+    let join = |rank: u32| {
+        let device = Device::open("emulated:0".parse().unwrap()).unwrap();
+        let domain = DeviceDomain::join(&key, rank, &device, &options).unwrap();
+        let memory = || device.allocate(1 << 20).unwrap();
+        let (stream, input, output) = (device.stream().unwrap(), memory(), memory());
+        Rank { domain, stream, input, output }
+    };
+    let other = ForkedChild::new(|| {
+        let mut rank = join(1);
+        rank.gather(1000, TIMEOUT).unwrap();
+    });
+    let mut rank = join(0);
+    rank.gather(1000, TIMEOUT).unwrap();
+    assert!(other.wait().success());
+    thread::sleep(Duration::from_millis(200));
+    rank.domain.check("test").unwrap();
+    let error = rank.gather(1000, TIMEOUT).unwrap_err();
+    assert_eq!((error.kind(), error.ranks()), (ErrorKind::Closed, &[1][..]), "{error}");
 }

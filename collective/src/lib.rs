@@ -54,6 +54,8 @@ mod remote_operations;
 mod remote_ranks;
 mod remote_steps;
 mod rendezvous;
+#[cfg(test)]
+mod rendezvous_tests;
 mod replicated_parameters;
 #[cfg(test)]
 mod replicated_parameters_tests;
@@ -82,5 +84,5 @@ pub use reduction::{DataType, ReduceOp};
 pub use saved_parameters::{LoadError, SavedParameters};
 pub use statistics::{Aggregation, ExecStat};
 pub use status_file::{
-    DomainStatus, FoundDomains, OperationStatus, ParameterChange, UsedParameters,
+    CleanedDomains, DomainStatus, FoundDomains, OperationStatus, ParameterChange, UsedParameters,
 };

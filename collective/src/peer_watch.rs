@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use ipc::Channel;
+use ipc::{Channel, ForkGeneration};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::members::{CHECK_INTERVAL, Failure, Members};
@@ -16,11 +16,13 @@ use crate::members::{CHECK_INTERVAL, Failure, Members};
 pub(crate) struct PeerWatch {
     /// The other end is that of the thread.
     end: Channel,
+    /// Forgotten in a forked child, as the other end: both are of its parent.
     thread: Option<JoinHandle<()>>,
+    fork_generation: ForkGeneration,
 }
 
 impl PeerWatch {
-    /// Calls `give_up` once: if a rank has ended, or for what `look` finds every now and then.
+    /// Calls `give_up` once: if a rank has ended that had not left, or if `look` finds a failure.
     pub(crate) fn start(
         members: Arc<Members>,
         look: impl Fn() -> Option<Failure> + Send + 'static,
@@ -37,12 +39,17 @@ impl PeerWatch {
         };
         let thread =
             threads::spawn("collective-watch", run).map_err(|error| failed(error.into()))?;
-        Ok(Self { end, thread: Some(thread) })
+        let fork_generation = ForkGeneration::current();
+        Ok(Self { end, thread: Some(thread), fork_generation })
     }
 }
 
 impl Drop for PeerWatch {
     fn drop(&mut self) {
+        if !self.fork_generation.is_current() {
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.end.end();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -76,8 +83,11 @@ fn first_failure(
             return None;
         }
         let lost = entries[1..].iter().position(|entry| entry.revents != 0);
-        if let Some(rank) = lost {
-            return Some(Failure::Ended { rank: rank as u32 });
+        match lost.map(|rank| rank as u32) {
+            // Its part is done, or `look` finds that it is not.
+            Some(rank) if members.has_left(rank) => entries[rank as usize + 1].fd = -1,
+            Some(rank) => return Some(Failure::Ended { rank }),
+            None => {}
         }
         if let Some(failure) = look() {
             return Some(failure);

@@ -19,9 +19,9 @@ use crate::error::{Error, ErrorKind, Result};
 
 const OPERATION: &str = "join communication domain";
 const HELLO: u8 = 0xc1;
-const WELCOME: u8 = 0xc2;
+pub(crate) const WELCOME: u8 = 0xc2;
 const REFUSED: u8 = 0xc3;
-const RANK: u8 = 0xc4;
+pub(crate) const RANK: u8 = 0xc4;
 /// Pause before a rank looks again for a listener that is about to begin or end.
 const RETRY: Duration = Duration::from_millis(2);
 /// Time between two looks whether a rank that waits has gone.
