@@ -96,6 +96,7 @@ struct Awaited {
 /// }
 /// let choice = log.enter(key, 1 << 20, Duration::from_secs(10))?;
 /// assert_eq!(choice.parameters, Parameters::default());
+/// # drop(log);
 /// # std::fs::remove_dir(&directory).unwrap();
 /// # Ok::<(), collective::Error>(())
 /// ```

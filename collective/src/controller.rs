@@ -186,7 +186,7 @@ enum Stage {
     /// A split is measured, after these.
     Split { alone: Measurement, splits: Vec<Measurement> },
     /// The parameters stay. The measurement that is expected, which loaded parameters do not have yet,
-    /// and a score of each path being slower and faster; executions since then.
+    /// a score of each path being slower and faster, and the number of executions since then.
     Settled { expected: Option<Measurement>, scores: [[u32; 2]; 2], executions: u32 },
 }
 
@@ -201,6 +201,8 @@ struct Learner {
     updates: u64,
     time: Duration,
     history: VecDeque<Change>,
+    /// What was used, and the history, before candidates were measured again.
+    before: Option<(Parameters, VecDeque<Change>)>,
 }
 
 impl Learner {
@@ -214,6 +216,7 @@ impl Learner {
             updates: 0,
             time: Duration::ZERO,
             history: VecDeque::new(),
+            before: None,
         }
     }
 
@@ -235,7 +238,12 @@ impl Learner {
 
     fn settle(&mut self, parameters: Parameters, expected: Option<Measurement>) {
         self.learnt = Some(parameters);
+        let before = self.before.take().filter(|(used, _)| *used == parameters);
         self.change(parameters, Stage::Settled { expected, scores: [[0; 2]; 2], executions: 0 });
+        if let Some((_, history)) = before {
+            // Only measurements that changed nothing have been added.
+            self.history = history;
+        }
     }
 
     fn is_settled(&self) -> bool {
@@ -254,7 +262,9 @@ impl Learner {
         if let Stage::Settled { expected: Some(expected), scores, executions } = &mut self.stage {
             *executions += 1;
             let is_due = *executions >= MEASURED_AGAIN && self.choices.candidates.len() > 1;
-            if is_changed(&execution, expected, scores) || is_due {
+            let is_changed = is_changed(&execution, expected, scores);
+            if is_changed || is_due {
+                self.before = (!is_changed).then(|| (self.current, self.history.clone()));
                 self.start();
             }
             return;
@@ -335,7 +345,7 @@ pub struct Controller {
     learners: BTreeMap<OpKey, Learner>,
     choices: Box<dyn Fn(OpKey) -> Choices + Send>,
     is_frozen: bool,
-    /// How often a key was settled, or began to be learnt again.
+    /// The number of times that a key was settled, or began to be learnt again.
     stage_changes: u64,
 }
 

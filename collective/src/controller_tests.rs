@@ -384,7 +384,7 @@ fn the_fastest_candidate_is_learnt() {
 }
 
 #[test]
-fn another_candidate_that_becomes_faster_is_found_at_little_cost() {
+fn candidate_that_becomes_faster_is_found_at_little_cost() {
     let mut controller =
         Controller::new(|_| Choices { candidates: candidates(3), first_alpha: None });
     let key = key_of(1 << 20);

@@ -15,7 +15,7 @@ use crate::rendezvous::{Offer, Rendezvous};
 use crate::status_file::{DomainStatus, StatusFile};
 
 pub(crate) const JOIN: &str = "join communication domain";
-const LAYOUT: Layout = Layout::new("fabricast domain", 1);
+const LAYOUT: Layout = Layout::new("fabricast domain", 2);
 const PAGE_WORDS: usize = 4096 / size_of::<u64>();
 
 /// Options of a [`CommDomain`](crate::CommDomain) or a [`ShmParamStore`](crate::ShmParamStore): equal on all ranks, except for the timeout.
@@ -219,7 +219,7 @@ impl DomainOptions {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kind {
     name: &'static str,
-    /// What takes part, for operators.
+    /// A name of what takes part, for operators.
     title: &'static str,
     /// A digest of what is built in.
     build: u64,

@@ -114,13 +114,12 @@ impl HostOperation<'_> {
         (own + 1..count).chain(0..own)
     }
 
-    /// How long it took since the last of the ranks entered it that this one waited for in the first step,
-    /// or this one itself.
+    /// The time since the entrance of the last rank of those that this one has waited for, and of itself.
     pub(crate) fn time(&self) -> Duration {
         Duration::from_nanos(nanoseconds().saturating_sub(self.greatest[1]))
     }
 
-    /// The greatest carried word of the ranks that this one waited for in the first step.
+    /// The greatest carried word of the ranks that this one has waited for.
     pub(crate) fn carried(&self) -> u64 {
         self.greatest[0]
     }
@@ -149,6 +148,9 @@ impl HostOperation<'_> {
         if step >= 2 {
             for rank in self.others() {
                 self.members.wait_for_step(&mut self.wait, rank, step - 1)?;
+                if !self.is_first {
+                    self.take_carried(rank, step - 1);
+                }
             }
         }
         Ok(self.memory(self.rank()))
@@ -181,15 +183,18 @@ impl HostOperation<'_> {
         let step = *self.next;
         if rank != self.rank() {
             self.members.wait_for_step(&mut self.wait, rank, step)?;
-            if self.is_first {
-                if self.members.signature(rank, step) != self.signature {
-                    return Err(self.mismatch(rank));
-                }
-                let carried = self.members.carried(rank, step);
-                self.greatest = [0, 1].map(|at| self.greatest[at].max(carried[at]));
+            if self.is_first && self.members.signature(rank, step) != self.signature {
+                return Err(self.mismatch(rank));
             }
+            self.take_carried(rank, step);
         }
         Ok(self.memory(rank))
+    }
+
+    /// Takes the words that a rank carries with a step of this operation.
+    fn take_carried(&mut self, rank: u32, step: u64) {
+        let carried = self.members.carried(rank, step);
+        self.greatest = [0, 1].map(|at| self.greatest[at].max(carried[at]));
     }
 
     /// The failure that a rank calls another operation.

@@ -42,7 +42,7 @@ pub(crate) fn connect_ranks(
     });
     let introduction = introduction.map(|(_, introduction)| introduction);
     let all = exchange(group, introduction.map_err(ToString::to_string), deadline);
-    // Its own error says more than what the others learn of it.
+    // The error of this rank says more than what the others learn of it.
     let (mut remote, _, listener) = opened?;
     let all = all?;
     for (found, other) in all.iter().zip(0..) {

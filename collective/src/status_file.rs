@@ -29,7 +29,8 @@ const READ_PAUSE: Duration = Duration::from_millis(5);
 /// A domain of a machine, as the rank that decides on its parameters has described it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DomainStatus {
-    /// What takes part: `host memory`, `machines`, `device memory`, `NCCL`, or `parameter store`.
+    /// A name of what takes part: `host memory`, `machines`, `device memory`, `library operations` of the
+    /// interposer, or `parameter store`.
     pub kind: String,
     /// The name of the job.
     pub job: String,
@@ -151,24 +152,51 @@ impl DomainStatus {
         Ok(found)
     }
 
-    /// Removes files of processes that have ended, and returns their paths. With `dry_run` nothing is
-    /// removed.
+    /// Removes files of this user whose processes have ended. With `dry_run` nothing is removed.
     ///
     /// # Errors
-    /// If the directory cannot be read, or a file cannot be removed.
-    pub fn clean(directory: &Path, dry_run: bool) -> io::Result<Vec<PathBuf>> {
-        let mut removed = Vec::new();
+    /// If the directory cannot be read.
+    pub fn clean(directory: &Path, dry_run: bool) -> io::Result<CleanedDomains> {
+        let mut done = CleanedDomains::default();
         for path in files(directory)? {
-            let Ok(file) = open(&path, false) else { continue };
-            if Flock::lock(file, FlockArg::LockExclusiveNonblock).is_ok() {
-                if !dry_run {
-                    std::fs::remove_file(&path)?;
-                }
-                removed.push(path);
+            match remove_stale(&path, dry_run) {
+                Ok(true) => done.removed.push(path),
+                Ok(false) => {}
+                Err(error) => done.kept.push((path, error)),
             }
         }
-        Ok(removed)
+        Ok(done)
     }
+}
+
+/// The files of domains that were removed, or not.
+#[derive(Debug, Default)]
+pub struct CleanedDomains {
+    /// Those that were, or would be, removed.
+    pub removed: Vec<PathBuf>,
+    /// Those that cannot be removed, and why.
+    pub kept: Vec<(PathBuf, io::Error)>,
+}
+
+/// Removes a file, unless its process runs. Returns whether it was stale.
+fn remove_stale(path: &Path, dry_run: bool) -> io::Result<bool> {
+    let file = match open(path, false) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        file => file?,
+    };
+    let (user, inode) = file.metadata().map(|found| (found.uid(), found.ino()))?;
+    if user != nix::unistd::geteuid().as_raw() {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "a file of another user"));
+    }
+    let Ok(_locked) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else { return Ok(false) };
+    // A new domain may have replaced it.
+    if !std::fs::symlink_metadata(path).is_ok_and(|named| named.ino() == inode) {
+        return Ok(false);
+    }
+    if !dry_run {
+        std::fs::remove_file(path)?;
+    }
+    Ok(true)
 }
 
 /// The files of domains in a directory, in the order of their names.
@@ -225,7 +253,7 @@ pub(crate) struct StatusFile {
     file: Option<Flock<File>>,
     path: PathBuf,
     status: DomainStatus,
-    /// The stages of keys that were written last.
+    /// The number of stage changes of the controller when it was written.
     stage_changes: u64,
     fork_generation: ForkGeneration,
 }
@@ -233,6 +261,8 @@ pub(crate) struct StatusFile {
 impl StatusFile {
     /// Writes the file of this name. None if that is not possible: operations do not depend on it.
     pub(crate) fn new(directory: &Path, name: &str, status: DomainStatus) -> Option<Self> {
+        // Those that killed processes left behind.
+        let _ = DomainStatus::clean(directory, false);
         let path = directory.join(format!("{name}{SUFFIX}"));
         match Self::lock(&path) {
             Ok(file) => {
@@ -250,10 +280,18 @@ impl StatusFile {
     }
 
     fn lock(path: &Path) -> io::Result<Flock<File>> {
+        let mut attempts = 0;
         loop {
             let file = open(path, true)?;
-            let file = Flock::lock(file, FlockArg::LockExclusiveNonblock);
-            let file = file.map_err(|(_, error)| io::Error::from(error))?;
+            let file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                // A reader has it for a moment.
+                Err((_, Errno::EWOULDBLOCK)) if attempts < READS => {
+                    attempts += 1;
+                    std::thread::sleep(READ_PAUSE);
+                    continue;
+                }
+                file => file.map_err(|(_, error)| io::Error::from(error))?,
+            };
             // A domain that has just ended may have removed it.
             match std::fs::symlink_metadata(path) {
                 Ok(named) if named.ino() == file.metadata()?.ino() => return Ok(file),
@@ -367,21 +405,21 @@ mod tests {
             assert!(std::time::Instant::now() < end);
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert!(DomainStatus::clean(&directory, false).unwrap().is_empty());
+        assert!(DomainStatus::clean(&directory, false).unwrap().removed.is_empty());
         rank.kill();
         while !domains(&directory).is_empty() {
             assert!(std::time::Instant::now() < end);
             std::thread::sleep(Duration::from_millis(5));
         }
-        let stale = DomainStatus::clean(&directory, true).unwrap();
+        let stale = DomainStatus::clean(&directory, true).unwrap().removed;
         assert_eq!(stale.len(), 1);
         // The next domain with this name takes the file over.
         let domain = CommDomain::join(&key, 0, &options).unwrap();
         assert_eq!(domains(&directory).len(), 1);
-        assert!(DomainStatus::clean(&directory, false).unwrap().is_empty());
+        assert!(DomainStatus::clean(&directory, false).unwrap().removed.is_empty());
         drop(domain);
         std::fs::write(&stale[0], "left behind").unwrap();
-        assert_eq!(DomainStatus::clean(&directory, false).unwrap(), stale);
+        assert_eq!(DomainStatus::clean(&directory, false).unwrap().removed, stale);
         assert!(!stale[0].exists());
     }
 
@@ -409,6 +447,8 @@ mod tests {
         let expected = ["a.domain.json", "b.domain.json", "c.domain.json"];
         assert_eq!(names.collect::<Vec<_>>(), expected);
         assert!(found.domains.is_empty());
+        let cleaned = DomainStatus::clean(&directory, false).unwrap();
+        assert!(cleaned.removed.is_empty() && cleaned.kept.len() == 2, "{cleaned:?}");
         drop(file);
     }
 }

@@ -136,12 +136,14 @@ fn clean_node(directory: &Path, dry_run: bool) -> Result<Vec<CleanedPaths>> {
 }
 
 fn clean_domains(directory: &Path, dry_run: bool) -> Result<Vec<CleanedPaths>> {
-    let paths = collective::DomainStatus::clean(directory, dry_run).map_err(|error| {
+    let found = collective::DomainStatus::clean(directory, dry_run).map_err(|error| {
         Failure::new(Exit::Failed, format!("clean {} failed: {error}", directory.display()))
     })?;
     let why = "the process that decided for the domain has ended".to_owned();
-    let done = CleanedPaths { paths, is_removed: true, why };
-    Ok(if done.paths.is_empty() { Vec::new() } else { vec![done] })
+    let removed = found.removed.into_iter().map(|path| (path, true, why.clone()));
+    let kept = found.kept.into_iter().map(|(path, error)| (path, false, error.to_string()));
+    let done = |(path, is_removed, why)| CleanedPaths { paths: vec![path], is_removed, why };
+    Ok(removed.chain(kept).map(done).collect())
 }
 
 fn to_text(all: &[CleanedPaths], dry_run: bool) -> String {

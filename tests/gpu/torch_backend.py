@@ -53,6 +53,11 @@ def operations(torch, dist, rank, size, device, group):
             exchanged = torch.empty_like(blocks)
             dist.all_to_all_single(exchanged, blocks, group=group)
             yield f"all-to-all {dtype} {count}", exchanged
+            lists = [torch.empty_like(own) for _ in range(size)]
+            dist.all_to_all(lists, list(blocks.split(count)), group=group)
+            yield f"all-to-all lists {dtype} {count}", torch.stack(lists)
+            dist.reduce_scatter(part, list(blocks.split(count)), group=group)
+            yield f"reduce-scatter lists {dtype} {count}", part.clone()
     work = dist.all_reduce(own, async_op=True, group=group)
     work.wait()
     yield "all-reduce async", own

@@ -58,8 +58,8 @@ impl CallerStream {
         match self.device.map(DeviceName::cuda).or(device) {
             Some(device) => adopt(device, self.handle),
             None => {
-                let cause = "the device of the stream is not known, since the region is in memory of \
-                             the host: pass a stream that has a device, as those of PyTorch";
+                let cause = "the device of the stream is not known: pass a stream that has a device, \
+                             as those of PyTorch";
                 Err(Failure::invalid(operation, cause))
             }
         }

@@ -1,8 +1,8 @@
-//! Communication domains: collective operations between arrays in host memory.
+//! Communication domains: collective operations between arrays in host memory, and of CUDA devices.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use collective::{Blocks, CollectiveCall, CommDomain, DeviceDomain, Operation, ReduceOp};
@@ -60,8 +60,8 @@ fn result_array<'py>(
     out.map_or_else(|| empty(like, shape), |out| Ok(out.clone()))
 }
 
-/// The ranks that carry out collective operations together, as one of them sees them: processes of one
-/// machine, with arrays in host memory (NumPy, PyTorch, `fabricast.Array`, buffers) or of a CUDA device each.
+/// The ranks that carry out collective operations together, as one of them sees them: with arrays in host memory
+/// (NumPy, PyTorch, `fabricast.Array`, buffers) or, on one machine, of a CUDA device each.
 ///
 /// All ranks call the same operations in the same order. If a rank has ended, is late, or calls something
 /// else, the operation raises on all ranks, `ranks` of the exception names it, and the domain is over.
@@ -84,8 +84,8 @@ pub(crate) struct PyDomain {
     reads_peers: bool,
     /// None until an operation has arrays of a device. Locked without the lock of the interpreter only.
     devices: Mutex<Option<DeviceDomain>>,
-    /// On which operations of the device start; None for the default stream.
-    stream: Mutex<Option<Stream>>,
+    /// The stream on which operations of the device start; None for the default one.
+    stream: Mutex<Option<Arc<Stream>>>,
 }
 
 impl PyDomain {
@@ -143,8 +143,9 @@ impl PyDomain {
                     none.insert(joined)
                 }
             };
-            if let Some(stream) = &*lock(&self.stream) {
-                call.start(domain, stream, timeout)?;
+            let stream = lock(&self.stream).clone();
+            if let Some(stream) = stream {
+                call.start(domain, &stream, timeout)?;
                 return Ok(None);
             }
             let stream = open_device(device)?.default_stream()?;
@@ -156,11 +157,14 @@ impl PyDomain {
         let longest = Timeout::new(name, Some((timeout + LATE).as_secs_f64()))?;
         let cause = || format!("the work on {device} is not done");
         let waited = wait(py, name, longest, cause, |slice| unless_late(point.wait(slice)));
+        // This error names the rank that is late.
+        let checked = abort.check(name);
         if waited.is_err() {
             abort.abort();
         }
         py.detach(|| drop(stream));
-        waited.and_then(|()| self.check_devices(py, name))
+        checked?;
+        waited
     }
 
     fn check_devices(&self, py: Python<'_>, operation: &'static str) -> Result<()> {
@@ -260,6 +264,16 @@ impl PyDomain {
     }
 }
 
+impl Drop for PyDomain {
+    fn drop(&mut self) {
+        let (devices, stream) = (lock(&self.devices).take(), lock(&self.stream).take());
+        if devices.is_some() || stream.is_some() {
+            // They wait for operations that are not done.
+            Python::try_attach(|py| py.detach(|| drop((devices, stream))));
+        }
+    }
+}
+
 #[pymethods]
 impl PyDomain {
     /// Joins the domain of a job of `size` processes, and waits until all have come. Arguments but `rank`
@@ -347,9 +361,10 @@ impl PyDomain {
     /// stream, behind the work that writes the arrays, and wait for their end.
     #[pyo3(signature = (stream))]
     fn use_stream(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> Result<()> {
-        let stream = CallerStream::adopted("use stream", stream, None)?;
-        // Its drop waits for the operations on it.
-        py.detach(|| drop(std::mem::replace(&mut *lock(&self.stream), stream)));
+        let stream = CallerStream::adopted("use stream", stream, None)?.map(Arc::new);
+        let before = std::mem::replace(&mut *lock(&self.stream), stream);
+        // This waits for the operations on it.
+        py.detach(|| drop(before));
         Ok(())
     }
 
@@ -690,7 +705,8 @@ impl PyDomain {
         self.domain.with(py, GET, |domain| Ok(PyParameters::of(domain.parameters(key))))
     }
 
-    /// Stops or continues learning. Without effect on other ranks than 0.
+    /// Stops or continues learning. On one machine without effect on other ranks than 0; on several machines all ranks
+    /// call it before the same operation.
     #[pyo3(signature = (is_frozen=true))]
     fn freeze(&self, py: Python<'_>, is_frozen: bool) -> Result<()> {
         self.domain.with(py, "freeze parameters", |domain| {
@@ -707,7 +723,8 @@ impl PyDomain {
         Ok(saved.to_json(topology))
     }
 
-    /// Uses saved parameters from now on. Without effect on other ranks than 0.
+    /// Uses saved parameters from now on. On one machine without effect on other ranks than 0; on several machines all ranks
+    /// call it before the same operation.
     #[pyo3(signature = (json, topology=""))]
     fn load(&self, py: Python<'_>, json: &str, topology: &str) -> Result<()> {
         const LOAD: &str = "load parameters";

@@ -43,7 +43,7 @@ pub(crate) struct PyPublisher {
     /// What all messages have in common.
     message_type: Option<MessageType>,
     /// Calls in progress that publish copies.
-    passing: PassingCalls,
+    calls: PublishingCalls,
     /// Loans of tasks of an event loop, which go on only when its thread does.
     task_loans: AtomicU32,
 }
@@ -150,7 +150,7 @@ impl PyPublisher {
         Self {
             publisher,
             message_type,
-            passing: PassingCalls::default(),
+            calls: PublishingCalls::default(),
             task_loans: AtomicU32::new(0),
         }
     }
@@ -162,20 +162,20 @@ impl PyPublisher {
         py: Python<'_>,
         length: u64,
         timeout: Timeout,
-    ) -> Result<(PassingCall<'_>, Loan)> {
+    ) -> Result<(PublishingCall<'_>, Loan)> {
         let publisher = &*self.publisher.get(LOAN)?;
         let cause = || no_room(length);
         wait(py, LOAN, timeout, cause, |slice| {
-            let returned = self.passing.returned.load(SeqCst);
-            self.passing.seeking.fetch_add(1, SeqCst);
+            let returned = self.calls.returned.load(SeqCst);
+            self.calls.waiting.fetch_add(1, SeqCst);
             let found = unless_late(publisher.loan(length, slice));
-            let found = found.map(|loan| loan.map(|loan| (PassingCall::new(&self.passing), loan)));
-            self.passing.seeking.fetch_sub(1, SeqCst);
+            let found = found.map(|loan| loan.map(|loan| (PublishingCall::new(&self.calls), loan)));
+            self.calls.waiting.fetch_sub(1, SeqCst);
             let tasks = if timeout.is_zero() { self.task_loans.load(SeqCst) } else { 0 };
             match found {
                 Err(failure)
                     if failure.is_of("TooManyLoans")
-                        && (tasks > 0 || self.passing.had_loans_since(returned)) =>
+                        && (tasks > 0 || self.calls.had_loans_since(returned)) =>
                 {
                     std::thread::sleep(slice.min(LOAN_PAUSE));
                     Ok(None)
@@ -188,40 +188,40 @@ impl PyPublisher {
 
 /// Calls in progress that publish copies, which return their loans by themselves.
 ///
-/// Such a call seeks a loan, then has it, and then has returned it. Each of these begins to count before the one
-/// before ends.
+/// Such a call waits for a loan, has it, and has returned it. It is counted in each of these states before it is no
+/// longer counted in the one before.
 #[derive(Debug, Default)]
-struct PassingCalls {
-    seeking: AtomicU32,
-    having: AtomicU32,
-    /// Counted up with each loan that was returned.
+struct PublishingCalls {
+    waiting: AtomicU32,
+    with_loan: AtomicU32,
+    /// The number of calls that no longer have a loan.
     returned: AtomicU32,
 }
 
-impl PassingCalls {
+impl PublishingCalls {
     /// Returns whether one of the calls may have had a loan since this count of returned ones was read.
     fn had_loans_since(&self, returned: u32) -> bool {
         // In the order in which a call goes through them: none is missed.
-        self.seeking.load(SeqCst) > 0
-            || self.having.load(SeqCst) > 0
+        self.waiting.load(SeqCst) > 0
+            || self.with_loan.load(SeqCst) > 0
             || self.returned.load(SeqCst) != returned
     }
 }
 
 /// A call that has a loan. It is dropped after the loan.
-struct PassingCall<'a>(&'a PassingCalls);
+struct PublishingCall<'a>(&'a PublishingCalls);
 
-impl<'a> PassingCall<'a> {
-    fn new(calls: &'a PassingCalls) -> Self {
-        calls.having.fetch_add(1, SeqCst);
+impl<'a> PublishingCall<'a> {
+    fn new(calls: &'a PublishingCalls) -> Self {
+        calls.with_loan.fetch_add(1, SeqCst);
         Self(calls)
     }
 }
 
-impl Drop for PassingCall<'_> {
+impl Drop for PublishingCall<'_> {
     fn drop(&mut self) {
         self.0.returned.fetch_add(1, SeqCst);
-        self.0.having.fetch_sub(1, SeqCst);
+        self.0.with_loan.fetch_sub(1, SeqCst);
     }
 }
 

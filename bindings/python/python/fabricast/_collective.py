@@ -18,7 +18,8 @@ def empty(array: Any, shape: tuple[int, ...]) -> Any:
     if isinstance(array, Array):
         return allocate(shape, array._type[0], device=array.device)
     if cupy is not None and isinstance(array, cupy.ndarray):
-        return cupy.empty(shape, array.dtype)
+        with array.device:
+            return cupy.empty(shape, array.dtype)
     if hasattr(array, "__cuda_array_interface__"):
         raise TypeError("arrays of this library cannot be made here: pass out, an array for the result")
     return numpy.empty(shape, numpy.asarray(array).dtype)

@@ -485,7 +485,7 @@ pub(crate) struct ArrayCall<'a> {
 }
 
 impl<'a> ArrayCall<'a> {
-    /// Of a rank, and the number of ranks. `call` says what is done, without addresses and blocks.
+    /// Call of a rank, with the number of ranks. `call` says what is done, without addresses and blocks.
     ///
     /// # Errors
     /// `InvalidArgument` if an array is too short, read-only, or not where the other one is.

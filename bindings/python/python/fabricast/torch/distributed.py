@@ -21,7 +21,9 @@ The ranks find each other by the store. Those that share the directory of `FABRI
 others use the fabric that the environment names, as for `fabricast.launch.Group`. An operation on CPU tensors is
 complete when its call returns, also with `async_op=True`. One on CUDA tensors runs on a stream of the process group,
 and `wait` lets the current stream wait for it. Lists of tensors of different lengths are for the CPU only. There is no
-`send` and `recv`. If a rank fails, the exceptions of the others name it, and the process group is over.
+`send` and `recv`. If a rank fails, the exceptions of the others name it, and the process group is over. With CUDA
+tensors the exception comes at the next operation, since no operation waits for its end: `barrier` waits, and raises if
+results since the last one are not valid.
 """
 
 import datetime as _datetime
@@ -126,12 +128,12 @@ class FabricastProcessGroup(_dist.ProcessGroup):
             self._stream = _torch.cuda.Stream(device)
             self._domain.use_stream(self._stream)
         self._stream.wait_stream(_torch.cuda.current_stream(device))
+        for tensor in tensors:
+            if tensor.device.type == "cuda":
+                # Its memory is not used anew before, also if the operation fails.
+                tensor.record_stream(self._stream)
         with _torch.cuda.stream(self._stream):
             body()
-            for tensor in tensors:
-                if tensor.device.type == "cuda":
-                    # Its memory is not used anew before.
-                    tensor.record_stream(self._stream)
             future = _torch.futures.Future(devices=[device])
             future.set_result(result)
         return _create_work_from_future(future)
@@ -266,12 +268,18 @@ class FabricastProcessGroup(_dist.ProcessGroup):
                     row = tensor.element_size() * _math.prod(tensor.shape[1:])
                     each = [tensor.shape[0] // self.size()] * self.size()
                     counts[index] = [row * rows for rows in sizes or each]
-            self._domain.all_to_all(
-                send, out=receive, send_counts=counts[0], receive_counts=counts[1], timeout=self._timeout
-            )
+            self._exchange_blocks(send, receive, *counts)
             result.store()
 
         return self._run("all-to-all", [output, input], output, body)
+
+    def _exchange_blocks(self, send, receive, send_counts, receive_counts):
+        # On the CPU blocks may be equal on some ranks only.
+        if send.device.type == "cuda" and send_counts is not None and send_counts == receive_counts:
+            send_counts, receive_counts = _equal(send_counts), _equal(receive_counts)
+        self._domain.all_to_all(
+            send, out=receive, send_counts=send_counts, receive_counts=receive_counts, timeout=self._timeout
+        )
 
     # -------------------------------------------------------------------------- lists of tensors
 
@@ -333,9 +341,7 @@ class FabricastProcessGroup(_dist.ProcessGroup):
         def body():
             row, counts = self._gathered(outputs)
             send_counts = [tensor.numel() * tensor.element_size() for tensor in inputs]
-            self._domain.all_to_all(
-                self._row(inputs), out=row, send_counts=send_counts, receive_counts=counts, timeout=self._timeout
-            )
+            self._exchange_blocks(self._row(inputs), row, send_counts, counts)
             self._scatter_row(row, counts, outputs)
 
         return self._run("all-to-all", [*outputs, *inputs], outputs, body)
