@@ -20,7 +20,7 @@ const LINE: usize = 8;
 /// Calls of a rank that are kept: more than a device's driver lets a host be ahead. A rank waits before it is
 /// further ahead of another one.
 const SLOTS: u64 = 4096;
-/// Words of a slot: the number, then the call, whose last word is always 0.
+/// Words of a slot: the number, then those of the call but the last one, which is always 0.
 const SLOT_WORDS: usize = 4;
 const CALL: usize = 1;
 const PAUSE: Duration = Duration::from_micros(100);

@@ -24,7 +24,7 @@ use crate::operation::OpKey;
 use crate::parameters::Parameters;
 use crate::rendezvous::Offer;
 use crate::statistics::ExecStat;
-use crate::status_file::StatusFile;
+use crate::status_file::{DomainKind, StatusFile};
 
 /// Operations whose choices are kept: more than a device's driver lets a host be ahead.
 const SLOTS: u64 = 4096;
@@ -179,7 +179,7 @@ impl ChoiceLog {
         choices: impl Fn(OpKey) -> Choices + Clone + Send + 'static,
     ) -> Result<Self> {
         let build = digest([SLOTS, TIME_SLOTS, u64::from(OpKey::COUNT), setup]);
-        let kind = Kind::new("log", "library operations", build);
+        let kind = Kind::new("log", DomainKind::LibraryOperations, build);
         let mut joined = options.join(kind, key, rank, None, required_words, Offer::default())?;
         let (first, status) = (joined.first_extra(), joined.take_status());
         let members = joined.into_members().0;

@@ -32,6 +32,7 @@ use crate::peer_watch::PeerWatch;
 use crate::place::Place;
 use crate::rendezvous::Offer;
 use crate::second_path::{ReleaseWords, SecondPath};
+use crate::status_file::DomainKind;
 
 /// Bytes of a half of a stage: of the spaces for even or for odd chunks.
 const HALF_BYTES: u64 = 16 << 20;
@@ -135,13 +136,9 @@ impl DeviceAbort {
     /// Checks whether operations were given up, also after the end of the domain.
     ///
     /// # Errors
-    /// As for [`DeviceDomain::check`].
+    /// Those of [`DeviceDomain::check`].
     pub fn check(&self, operation: &'static str) -> Result<()> {
-        self.members.check_fork(operation)?;
-        match self.members.failure() {
-            Some(failure) => Err(self.members.error(operation, failure)),
-            None => Ok(()),
-        }
+        self.members.check(operation)
     }
 }
 
@@ -181,7 +178,7 @@ impl DeviceDomain {
         let bytes = control::codec::encode(0, &offer);
         let offer = Offer::new(bytes, descriptors.map_err(&failed)?);
         let build = digest([HALF_BYTES, ONE_STEP_BYTES, Exchange::WORD_BYTES]);
-        let kind = Kind::new("devices", "device memory", build);
+        let kind = Kind::new("devices", DomainKind::DeviceMemory, build);
         let words = |ranks| {
             CallBoard::required_words(ranks)
                 + BufferAgreement::required_words(ranks)
@@ -297,7 +294,7 @@ impl DeviceDomain {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) or [`Mismatch`](ErrorKind::Mismatch), with the
     /// rank: then results since the last check are not valid.
     pub fn check(&self, operation: &'static str) -> Result<()> {
-        self.abort_handle().check(operation)
+        self.members.check(operation)
     }
 
     /// Starts an operation on a stream of the device. Its addresses are of the device. If a rank does not
@@ -355,7 +352,7 @@ impl DeviceDomain {
     /// Starts an operation behind the one before.
     ///
     /// # Safety
-    /// As for [`start`](Self::start).
+    /// The promises of [`start`](Self::start).
     unsafe fn start_checked(&mut self, checked: &CheckedCall, stream: &Stream) -> gpu::Result<()> {
         if let Some(last) = &self.last {
             stream.wait_for(last)?;

@@ -30,6 +30,17 @@ fn bytes(length: usize, rank: u32) -> Vec<u8> {
     pattern(length, u64::from(rank) + 1).into_iter().map(|byte| byte & 0x3f).collect()
 }
 
+/// A rank of two, each of which may be a process.
+fn join_of_two(directory: &TempDir, rank: u32) -> Rank {
+    let options = DomainOptions::new().directory(directory);
+    let key = CommDomainKey::of_first_ranks(2);
+    let device = Device::open("emulated:0".parse().unwrap()).unwrap();
+    let domain = DeviceDomain::join(&key, rank, &device, &options).unwrap();
+    let memory = || device.allocate(1 << 20).unwrap();
+    let (stream, input, output) = (device.stream().unwrap(), memory(), memory());
+    Rank { domain, stream, input, output }
+}
+
 impl Rank {
     /// Copies bytes to the input, carries out an operation, and returns the output.
     fn run(
@@ -183,15 +194,7 @@ fn devices_reduce_all_types() {
 #[test]
 fn operation_of_devices_is_given_up_when_a_rank_is_killed() {
     let directory = TempDir::new("devices-killed");
-    let options = DomainOptions::new().directory(&directory);
-    let key = CommDomainKey::of_first_ranks(2);
-    let join = |rank: u32| {
-        let device = Device::open("emulated:0".parse().unwrap()).unwrap();
-        let domain = DeviceDomain::join(&key, rank, &device, &options).unwrap();
-        let memory = || device.allocate(1 << 20).unwrap();
-        let (stream, input, output) = (device.stream().unwrap(), memory(), memory());
-        Rank { domain, stream, input, output }
-    };
+    let join = |rank: u32| join_of_two(&directory, rank);
     let lost = ForkedChild::new(|| {
         let _rank = join(1);
         thread::sleep(Duration::from_secs(60));
@@ -404,15 +407,7 @@ fn stream_of_another_device_is_refused() {
 #[test]
 fn forked_child_leaves_the_watch_to_its_parent() {
     let directory = TempDir::new("devices-forked");
-    let options = DomainOptions::new().directory(&directory);
-    let key = CommDomainKey::of_first_ranks(2);
-    let join = |rank: u32| {
-        let device = Device::open("emulated:0".parse().unwrap()).unwrap();
-        let domain = DeviceDomain::join(&key, rank, &device, &options).unwrap();
-        let memory = || device.allocate(1 << 20).unwrap();
-        let (stream, input, output) = (device.stream().unwrap(), memory(), memory());
-        Rank { domain, stream, input, output }
-    };
+    let join = |rank: u32| join_of_two(&directory, rank);
     let lost = ForkedChild::new(|| {
         let _rank = join(1);
         thread::sleep(Duration::from_secs(60));
@@ -436,15 +431,7 @@ fn forked_child_leaves_the_watch_to_its_parent() {
 #[test]
 fn rank_that_ends_after_it_has_left_is_no_failure() {
     let directory = TempDir::new("devices-left");
-    let options = DomainOptions::new().directory(&directory);
-    let key = CommDomainKey::of_first_ranks(2);
-    let join = |rank: u32| {
-        let device = Device::open("emulated:0".parse().unwrap()).unwrap();
-        let domain = DeviceDomain::join(&key, rank, &device, &options).unwrap();
-        let memory = || device.allocate(1 << 20).unwrap();
-        let (stream, input, output) = (device.stream().unwrap(), memory(), memory());
-        Rank { domain, stream, input, output }
-    };
+    let join = |rank: u32| join_of_two(&directory, rank);
     let other = ForkedChild::new(|| {
         let mut rank = join(1);
         rank.gather(1000, TIMEOUT).unwrap();

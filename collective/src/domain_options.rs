@@ -12,7 +12,7 @@ use crate::members::{MAX_RANKS, Members};
 use crate::param_table::LearningOptions;
 use crate::parameters::Parameters;
 use crate::rendezvous::{Offer, Rendezvous};
-use crate::status_file::{DomainStatus, StatusFile};
+use crate::status_file::{DomainKind, DomainStatus, StatusFile};
 
 pub(crate) const JOIN: &str = "join communication domain";
 const LAYOUT: Layout = Layout::new("fabricast domain", 2);
@@ -186,7 +186,7 @@ impl DomainOptions {
         }
         let processes = (0..members.count()).map(|rank| members.process_id(rank));
         let status = DomainStatus {
-            kind: kind.title.to_owned(),
+            kind: kind.kind,
             job: self.job.clone(),
             ranks: key.ranks.len() as u32,
             processes: processes.filter(|process| *process != 0).collect(),
@@ -219,15 +219,14 @@ impl DomainOptions {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kind {
     name: &'static str,
-    /// A name of what takes part, for operators.
-    title: &'static str,
+    kind: DomainKind,
     /// A digest of what is built in.
     build: u64,
 }
 
 impl Kind {
-    pub(crate) fn new(name: &'static str, title: &'static str, build: u64) -> Self {
-        Self { name, title, build }
+    pub(crate) fn new(name: &'static str, kind: DomainKind, build: u64) -> Self {
+        Self { name, kind, build }
     }
 }
 

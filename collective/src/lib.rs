@@ -84,5 +84,6 @@ pub use reduction::{DataType, ReduceOp};
 pub use saved_parameters::{LoadError, SavedParameters};
 pub use statistics::{Aggregation, ExecStat};
 pub use status_file::{
-    CleanedDomains, DomainStatus, FoundDomains, OperationStatus, ParameterChange, UsedParameters,
+    CleanedDomains, DomainKind, DomainStatus, FoundDomains, OperationStatus, ParameterChange,
+    UsedParameters,
 };

@@ -22,6 +22,7 @@ use crate::peer_memory;
 use crate::place::Place;
 use crate::rendezvous::Offer;
 use crate::statistics::ExecStat;
+use crate::status_file::DomainKind;
 use reduction::ReduceOp;
 
 const PAGE: usize = 4096;
@@ -87,7 +88,7 @@ impl MachineDomain {
             bytes / PAGE * PAGE
         };
         let words = |ranks| HostSteps::required_words(ranks, slot_bytes(ranks));
-        let kind = Kind::new("domain", "host memory", Self::build());
+        let kind = Kind::new("domain", DomainKind::HostMemory, Self::build());
         let mut joined = options.join(kind, key, rank, names, words, Offer::default())?;
         let (first_table, first_extra) = (joined.first_table(), joined.first_extra());
         let (deadline, status) = (joined.deadline(), joined.take_status());

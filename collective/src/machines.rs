@@ -29,6 +29,7 @@ use crate::remote_ranks::RemoteRanks;
 use crate::remote_steps::{RemoteCall, RemoteOperation, RemoteSet};
 use crate::replicated_parameters::ReplicatedParameters;
 use crate::saved_parameters::SavedParameters;
+use crate::status_file::DomainKind;
 use crate::topology::Topology;
 use reduction::ReduceOp;
 
@@ -98,7 +99,7 @@ impl Machines {
             remote_only: RemoteSet::new(everyone.clone(), rank, |rank| !local.contains(&rank)),
             all: RemoteSet::new(everyone, rank, |_| true),
         };
-        let kind = Kind::new("machines", "machines", 0);
+        let kind = Kind::new("machines", DomainKind::Machines, 0);
         let status = options.status_file(kind, key, machine.members());
         let parameters = ReplicatedParameters::new(choices, status);
         let fixed = options.fixed();

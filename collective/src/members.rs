@@ -427,6 +427,15 @@ impl Members {
         (word != 0).then(|| Failure::decode(word))
     }
 
+    /// Checks whether the domain goes on.
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        self.check_fork(operation)?;
+        match self.failure() {
+            Some(failure) => Err(self.error(operation, failure)),
+            None => Ok(()),
+        }
+    }
+
     /// Ends the operations of the domain for all ranks. Returns the failure that came first.
     pub(crate) fn fail(&self, failure: Failure) -> Failure {
         let first = match self.words.compare_exchange(FAILURE, 0, failure.encode()) {

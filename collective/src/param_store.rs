@@ -18,6 +18,7 @@ use crate::parameters::Parameters;
 use crate::rendezvous::Offer;
 use crate::saved_parameters::SavedParameters;
 use crate::statistics::ExecStat;
+use crate::status_file::DomainKind;
 
 /// An operation that a rank has entered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,7 +90,8 @@ impl ShmParamStore {
         options: &DomainOptions,
         choices: impl Fn(OpKey) -> Choices + Send + 'static,
     ) -> Result<Self> {
-        let kind = Kind::new("store", "parameter store", digest([u64::from(OpKey::COUNT)]));
+        let kind =
+            Kind::new("store", DomainKind::ParameterStore, digest([u64::from(OpKey::COUNT)]));
         let mut joined = options.join(kind, key, rank, None, |_| 0, Offer::default())?;
         let (first_table, status) = (joined.first_table(), joined.take_status());
         let members = joined.into_members().0;

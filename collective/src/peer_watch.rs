@@ -84,7 +84,7 @@ fn first_failure(
         }
         let lost = entries[1..].iter().position(|entry| entry.revents != 0);
         match lost.map(|rank| rank as u32) {
-            // Its part is done, or `look` finds that it is not.
+            // A rank leaves after its part of all operations; otherwise `look` finds that.
             Some(rank) if members.has_left(rank) => entries[rank as usize + 1].fd = -1,
             Some(rank) => return Some(Failure::Ended { rank }),
             None => {}

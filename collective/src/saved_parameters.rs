@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::controller::Controller;
 use crate::operation::{OpKey, Operation, SizeClass};
 use crate::parameters::{Algorithm, Parameters};
 use reduction::DataType;
@@ -182,6 +183,11 @@ impl SavedParameters {
             parameters: self.parameters.iter().map(entry).collect(),
         };
         serde_json::to_string_pretty(&document).expect("numbers and strings have a JSON form")
+    }
+
+    /// Sets these parameters in a controller.
+    pub fn load_into(&self, controller: &mut Controller) {
+        self.parameters.iter().for_each(|(key, parameters)| controller.load(*key, *parameters));
     }
 
     /// Parameters of JSON that [`to_json`](Self::to_json) made on the same topology.

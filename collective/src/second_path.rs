@@ -221,7 +221,7 @@ mod tests {
                 let (options, key, each) = (&options, &key, &each);
                 scope.spawn(move || {
                     let words = SecondPath::required_words;
-                    let kind = Kind::new("second", "test", 0);
+                    let kind = Kind::new("second", crate::status_file::DomainKind::DeviceMemory, 0);
                     let joined = options.join(kind, key, rank, None, words, Offer::default());
                     let joined = joined.unwrap();
                     let first = joined.first_extra();

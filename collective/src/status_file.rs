@@ -4,6 +4,7 @@
 //! lock on it: a file without a lock is of a process that has ended.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -29,9 +30,8 @@ const READ_PAUSE: Duration = Duration::from_millis(5);
 /// A domain of a machine, as the rank that decides on its parameters has described it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DomainStatus {
-    /// A name of what takes part: `host memory`, `machines`, `device memory`, `library operations` of the
-    /// interposer, or `parameter store`.
-    pub kind: String,
+    /// The kind of the domain.
+    pub kind: DomainKind,
     /// The name of the job.
     pub job: String,
     /// The number of ranks.
@@ -42,6 +42,35 @@ pub struct DomainStatus {
     pub is_fixed: bool,
     /// What the domain uses for each operation, size class and type that it has learnt.
     pub operations: Vec<OperationStatus>,
+}
+
+/// The kind of a domain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum DomainKind {
+    /// Operations in host memory, within a machine.
+    HostMemory,
+    /// Operations in host memory, between machines.
+    Machines,
+    /// Operations of devices.
+    DeviceMemory,
+    /// Operations that a [`ChoiceLog`](crate::ChoiceLog) leaves to the faster library.
+    LibraryOperations,
+    /// Operations of a program, with a [`ShmParamStore`](crate::ShmParamStore).
+    ParameterStore,
+}
+
+impl fmt::Display for DomainKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::HostMemory => "host memory",
+            Self::Machines => "machines",
+            Self::DeviceMemory => "device memory",
+            Self::LibraryOperations => "library operations",
+            Self::ParameterStore => "parameter store",
+        })
+    }
 }
 
 /// The domains of a directory.
@@ -126,13 +155,13 @@ impl DomainStatus {
     /// The domains of a directory whose processes run.
     ///
     /// ```
-    /// use collective::{CommDomain, CommDomainKey, DomainOptions, DomainStatus};
+    /// use collective::{CommDomain, CommDomainKey, DomainKind, DomainOptions, DomainStatus};
     /// # let directory = std::env::temp_dir().join(format!("fabricast-status-{}", std::process::id()));
     /// let options = DomainOptions::new().job("example");
     /// # let options = options.directory(&directory);
     /// let domain = CommDomain::join(&CommDomainKey::of_first_ranks(1), 0, &options)?;
     /// let found = &DomainStatus::of_directory(&directory)?.domains[0];
-    /// assert_eq!((found.kind.as_str(), found.job.as_str()), ("host memory", "example"));
+    /// assert_eq!((found.kind, found.job.as_str()), (DomainKind::HostMemory, "example"));
     /// drop(domain);
     /// assert!(DomainStatus::of_directory(&directory)?.domains.is_empty());
     /// # std::fs::remove_dir(&directory).unwrap();
@@ -347,7 +376,7 @@ mod tests {
 
     fn status() -> DomainStatus {
         DomainStatus {
-            kind: "device memory".to_owned(),
+            kind: DomainKind::DeviceMemory,
             job: String::new(),
             ranks: 2,
             processes: vec![1, 2],
@@ -438,7 +467,7 @@ mod tests {
         let directory = TempDir::new("status-foreign");
         let path = directory.join("a.domain.json");
         std::fs::write(&path, "{\"kind\": 3}").unwrap();
-        // It is locked, as by a running process.
+        // A lock as that of a running process.
         let file = Flock::lock(File::open(&path).unwrap(), FlockArg::LockExclusive).unwrap();
         std::os::unix::fs::symlink(&path, directory.join("b.domain.json")).unwrap();
         std::fs::create_dir(directory.join("c.domain.json")).unwrap();

@@ -263,9 +263,7 @@ export! {
     ) -> i32, c"load parameters" {
         let saved = saved_parameters(OPERATION, &topology, json)?;
         domain.find(OPERATION)?.with(OPERATION, |domain| {
-            domain.with_controller(|controller| {
-                saved.parameters.iter().for_each(|(key, parameters)| controller.load(*key, *parameters));
-            });
+            domain.with_controller(|controller| saved.load_into(controller));
         })
     }
 

@@ -143,9 +143,7 @@ export! {
     ) -> i32, c"load parameters" {
         let saved = saved_parameters(OPERATION, &topology, json)?;
         with(OPERATION, store, |store| {
-            store.with_controller(|controller| {
-                saved.parameters.iter().for_each(|(key, parameters)| controller.load(*key, *parameters));
-            });
+            store.with_controller(|controller| saved.load_into(controller));
             Ok(())
         })
     }

@@ -730,9 +730,7 @@ impl PyDomain {
         const LOAD: &str = "load parameters";
         let saved = saved_parameters(LOAD, json, topology)?;
         self.domain.with(py, LOAD, |domain| {
-            domain.with_controller(|controller| {
-                saved.parameters.iter().for_each(|(key, value)| controller.load(*key, *value));
-            });
+            domain.with_controller(|controller| saved.load_into(controller));
             Ok(())
         })
     }

@@ -447,9 +447,7 @@ impl PyParamStore {
         const LOAD: &str = "load parameters";
         let saved = saved_parameters(LOAD, json, topology)?;
         self.with(py, LOAD, |store| {
-            store.with_controller(|controller| {
-                saved.parameters.iter().for_each(|(key, value)| controller.load(*key, *value));
-            });
+            store.with_controller(|controller| saved.load_into(controller));
             Ok(())
         })
     }

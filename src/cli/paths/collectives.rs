@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use collective::{DomainStatus, FoundDomains, OperationStatus, Parameters, UsedParameters};
+use collective::{
+    DomainKind, DomainStatus, FoundDomains, OperationStatus, Parameters, UsedParameters,
+};
 use serde_json::json;
 
 use super::Arguments;
@@ -30,12 +32,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
 }
 
 /// The paths that share the bytes of operations of a domain.
-fn share(kind: &str, alpha: u16) -> String {
+fn share(kind: DomainKind, alpha: u16) -> String {
     let percent = |thousandths: u16| format!("{:.1} %", f64::from(thousandths) / 10.0);
     let second = Parameters::FAST_ONLY.saturating_sub(alpha);
     match (kind, second) {
-        ("device memory", 0) => "all by copies between devices".to_owned(),
-        ("device memory", _) => {
+        (DomainKind::DeviceMemory, 0) => "all by copies between devices".to_owned(),
+        (DomainKind::DeviceMemory, _) => {
             format!(
                 "{} by copies between devices, {} by host memory",
                 percent(alpha),
@@ -47,12 +49,9 @@ fn share(kind: &str, alpha: u16) -> String {
     }
 }
 
-fn uses(kind: &str, uses: &UsedParameters) -> String {
+fn uses(kind: DomainKind, uses: &UsedParameters) -> String {
     let UsedParameters { algorithm, alpha, chunk_bytes, stripes } = uses;
-    let mut parts = vec![share(kind, *alpha)];
-    if kind != "device memory" || algorithm != "automatic" {
-        parts.insert(0, text::escape_control(algorithm));
-    }
+    let mut parts = vec![text::escape_control(algorithm), share(kind, *alpha)];
     if *chunk_bytes > 0 {
         parts.push(format!("chunks of {}", size::print(*chunk_bytes)));
     }
@@ -63,7 +62,7 @@ fn uses(kind: &str, uses: &UsedParameters) -> String {
     parts.join(", ")
 }
 
-fn operation(kind: &str, status: &OperationStatus) -> String {
+fn operation(kind: DomainKind, status: &OperationStatus) -> String {
     let OperationStatus { operation, data_type, largest_bytes, .. } = status;
     let [operation, data_type] = [operation, data_type].map(|it| text::escape_control(it));
     let largest = size::print(*largest_bytes);
@@ -85,7 +84,7 @@ fn to_text(domains: &[DomainStatus]) -> String {
     }
     let mut out = String::new();
     for domain in domains {
-        let kind = text::escape_control(&domain.kind);
+        let kind = domain.kind;
         let ranks = text::count_of(domain.ranks.into(), "rank");
         let job = match domain.job.as_str() {
             "" => String::new(),
@@ -98,7 +97,7 @@ fn to_text(domains: &[DomainStatus]) -> String {
         } else if domain.operations.is_empty() {
             out.push_str("  no operation has been learnt yet\n");
         }
-        domain.operations.iter().for_each(|it| out.push_str(&operation(&domain.kind, it)));
+        domain.operations.iter().for_each(|it| out.push_str(&operation(kind, it)));
     }
     out
 }
@@ -128,7 +127,7 @@ mod tests {
             history: vec![change(6, 911), change(3, 930)],
         };
         let domain = DomainStatus {
-            kind: "device memory".to_owned(),
+            kind: DomainKind::DeviceMemory,
             job: "train\n".to_owned(),
             ranks: 2,
             processes: vec![11, 12],
@@ -138,9 +137,9 @@ mod tests {
         assert_eq!(
             to_text(&[domain]),
             "device memory of 2 ranks, job train\\n, processes 11 12\n  \
-             all-gather of u8 up to 1GiB: 91.1 % by copies between devices, 8.9 % by host memory\n    \
-             after 6 executions (2.4ms before): 91.1 % by copies between devices, 8.9 % by host memory\n    \
-             after 3 executions (2.4ms before): 93.0 % by copies between devices, 7.0 % by host memory\n"
+             all-gather of u8 up to 1GiB: automatic, 91.1 % by copies between devices, 8.9 % by host memory\n    \
+             after 6 executions (2.4ms before): automatic, 91.1 % by copies between devices, 8.9 % by host memory\n    \
+             after 3 executions (2.4ms before): automatic, 93.0 % by copies between devices, 7.0 % by host memory\n"
         );
         assert_eq!(to_text(&[]), "no domains\n");
     }
@@ -156,9 +155,9 @@ mod tests {
             };
             super::uses(kind, &uses)
         };
-        assert_eq!(of("host memory", 1000), "direct, chunks of 128KiB, 2 streams");
+        assert_eq!(of(DomainKind::HostMemory, 1000), "direct, chunks of 128KiB, 2 streams");
         assert_eq!(
-            of("parameter store", 900),
+            of(DomainKind::ParameterStore, 900),
             "direct, 90.0 % on the fast path, 10.0 % on the second, chunks of 128KiB, 2 streams"
         );
     }

@@ -85,7 +85,8 @@ impl Source {
                         operation,
                         object,
                         "__array_interface__",
-                        [false; 2],
+                        false,
+                        is_ordered,
                     );
                 }
                 // Of JAX: memory of a device has no buffer.
@@ -99,7 +100,7 @@ impl Source {
         for (name, is_cuda) in [("__cuda_array_interface__", true), ("__array_interface__", false)]
         {
             if object.hasattr(name)? {
-                return Self::of_interface(operation, object, name, [is_cuda, is_ordered]);
+                return Self::of_interface(operation, object, name, is_cuda, is_ordered);
             }
         }
         // Of pandas, xarray, …: NumPy reads it, in place if it can.
@@ -250,7 +251,8 @@ impl Source {
         operation: &'static str,
         object: &Bound<'_, PyAny>,
         name: &str,
-        [is_cuda, is_ordered]: [bool; 2],
+        is_cuda: bool,
+        is_ordered: bool,
     ) -> Result<Self> {
         let interface = object.getattr(name)?;
         let interface = interface.cast::<PyDict>().map_err(PyErr::from)?;

@@ -43,7 +43,6 @@ from fabricast.errors import InvalidArgument
 __all__ = ["NAME", "FabricastProcessGroup", "register"]
 
 NAME = "fabricast"
-_JOIN = "join communication domain"
 # Names of reductions, and their results for truth values.
 _REDUCTIONS = [
     (_dist.ReduceOp.SUM, "sum", "max"),
