@@ -370,7 +370,7 @@ fn domains_are_shown_with_what_they_learnt() {
     let directory = empty_directory();
     let path = directory.to_str().unwrap();
     let arguments = ["--collectives", "--directory", path];
-    assert_eq!(succeed(&arguments), "no domains\n");
+    assert!(succeed(&arguments).starts_with("no running domain in "));
     let key = CommDomainKey::of_first_ranks(2);
     let options = DomainOptions::new().directory(&directory).job("train");
     let run = |rank: u32| {
@@ -399,6 +399,6 @@ fn domains_are_shown_with_what_they_learnt() {
         (&"all-reduce".into(), &1000.into())
     );
     drop(domains);
-    assert_eq!(succeed(&arguments), "no domains\n");
+    assert!(succeed(&arguments).starts_with("no running domain in "));
     std::fs::remove_dir_all(&directory).unwrap();
 }

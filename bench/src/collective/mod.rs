@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use collective::{
     Algorithm, Blocks, CollectiveCall, CommDomain, CommDomainKey, DataType, DomainOptions, OpKey,
     Operation, Parameters, ReduceOp, SizeClass,
@@ -28,19 +29,33 @@ use super::temp_dir::TempDir;
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Operations before the first measurement: parameters are learnt meanwhile.
 const WARM_UP: u64 = 40;
+/// Thousandths of the bytes that take the fast path.
+const DEFAULT_ALPHA: u16 = 900;
 /// Set by Open MPI and by launchers with PMI for each of their processes.
 const OF_LAUNCHERS: [&str; 2] = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"];
+
+const COLUMNS: &str = "\
+Columns:
+  size, GB/s  bytes of the block of one rank, and these bytes by the time
+  ratio       time of the rival by the time of this library: above 1 this library is faster
+  algorithm, chunk
+              parameters after the last operation; automatic: the algorithm depends on the size
+  alpha       with devices: thousandths of the bytes that take the fast path
+  direct      with devices: operations that accessed the buffers of other ranks
+  host us     with devices: the time that the host takes to start an operation";
 
 /// Measures a collective operation among ranks on this machine, with verified data.
 ///
 /// Each size is measured in turns with the rival, if there is one. Times are those of the slowest rank.
 /// The last line of the output is one JSON object.
 #[derive(Debug, clap::Args)]
+#[command(after_help = COLUMNS)]
 pub(crate) struct Arguments {
     /// The operation
-    #[arg(long = "op", value_name = "NAME", value_parser = parse_operation, default_value = "all-reduce")]
+    #[arg(long = "op", value_name = "NAME", value_parser = operations(), default_value = "all-reduce")]
     operation: Operation,
-    /// Bytes of the block of a rank; accepts K, M, G
+    /// Bytes of the block of a rank, of which operations such as all-gather have one for each rank;
+    /// accepts K, M, G. A barrier has none
     #[arg(long, value_name = "BYTES,…", value_delimiter = ',', value_parser = size::parse,
         default_value = "8,64K,1M,16M")]
     sizes: Vec<u64>,
@@ -57,7 +72,7 @@ pub(crate) struct Arguments {
     /// The launcher of the rival
     #[arg(long, value_name = "PATH", default_value = "mpirun")]
     mpirun: String,
-    /// Further options of the launcher
+    /// A further option of the launcher; may be repeated
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
     mpirun_option: Vec<String>,
     /// The library of the rival [default: the one that the launcher's processes find]
@@ -72,11 +87,10 @@ pub(crate) struct Arguments {
     /// The paths between devices
     #[arg(long, value_enum, default_value_t)]
     paths: Paths,
-    /// Thousandths of the bytes that take the fast path, with --paths both
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1000),
-        default_value = "900")]
-    alpha: u16,
-    /// Reach ranks by the fabric, as if they were on other machines. Under a launcher
+    /// Thousandths of the bytes that take the fast path, with --paths both [default: 900]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1000))]
+    alpha: Option<u16>,
+    /// Reach ranks by the fabric, as if they were on other machines; needs a launcher such as mpirun
     #[arg(long, value_enum)]
     remote: Option<Remote>,
     /// Measurements of each size, of which the median counts
@@ -145,11 +159,11 @@ enum Remote {
     Directories,
 }
 
-fn parse_operation(name: &str) -> Result<Operation, String> {
-    let found = Operation::ALL.into_iter().find(|operation| operation.name() == name);
-    found.ok_or_else(|| {
-        let names: Vec<_> = Operation::ALL.iter().map(|operation| operation.name()).collect();
-        format!("one of {}", names.join(", "))
+/// Reads the name of an operation.
+fn operations() -> impl TypedValueParser<Value = Operation> {
+    PossibleValuesParser::new(Operation::ALL.map(Operation::name)).try_map(|name| {
+        let found = Operation::ALL.into_iter().find(|operation| operation.name() == name);
+        found.ok_or("unknown operation")
     })
 }
 
@@ -180,6 +194,8 @@ struct Report {
     ranks: u32,
     rival: Option<String>,
     reads_peers: bool,
+    #[serde(skip)]
+    is_device: bool,
     rows: Vec<Row>,
     program: &'static str,
 }
@@ -189,6 +205,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.rank.is_some() || is_launched {
         return run_rank(arguments);
     }
+    check(arguments)?;
     let directory = TempDir::create()?;
     let program = std::env::current_exe().map_err(Failure::of)?;
     let ranks = arguments.ranks.to_string();
@@ -206,7 +223,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         };
         return match status.map_err(failed)?.code() {
             Some(0) => Ok(()),
-            Some(code) => Err(Failure::silent(Exit::from_code(code))),
+            Some(code) => Err(Failure::new(
+                Exit::from_code(code),
+                format!(
+                    "the job of {:?} ended with exit code {code}; the cause is above. \
+                     --mpirun-option passes options to it",
+                    arguments.mpirun
+                ),
+            )),
             None => Err(Failure::failed("the launcher was killed")),
         };
     }
@@ -228,6 +252,23 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     result
+}
+
+/// Refuses what no rank could do, once instead of by each rank.
+fn check(arguments: &Arguments) -> Result<(), Failure> {
+    let usage = |why: &str| Err(Failure::new(Exit::Usage, why));
+    if arguments.remote.is_some() {
+        return usage(
+            "--remote needs a launcher: mpirun -n N fabricast bench collective --remote ranks",
+        );
+    }
+    if arguments.alpha.is_some() && arguments.paths != Paths::Both {
+        return usage("--alpha needs --paths both");
+    }
+    match arguments.device.as_str() {
+        "host" => Ok(()),
+        name => OnDevice::check(name),
+    }
 }
 
 /// One rank, and its rival.
@@ -289,7 +330,7 @@ fn run_rank(arguments: &Arguments) -> Result<(), Failure> {
     };
     let alpha = match arguments.paths {
         Paths::Fast => Some(Parameters::FAST_ONLY),
-        Paths::Both => Some(arguments.alpha),
+        Paths::Both => Some(arguments.alpha.unwrap_or(DEFAULT_ALPHA)),
         Paths::Auto => None,
     };
     if let Some(alpha) = alpha {
@@ -301,7 +342,11 @@ fn run_rank(arguments: &Arguments) -> Result<(), Failure> {
     };
     let mut bench = Rank { arguments, domain, mpi, device };
     let mut rows = Vec::new();
-    for bytes in &arguments.sizes {
+    let sizes: &[u64] = match arguments.operation {
+        Operation::Barrier => &[0],
+        _ => &arguments.sizes,
+    };
+    for bytes in sizes {
         rows.push(bench.measure(*bytes)?);
     }
     let Rank { domain, .. } = bench;
@@ -312,7 +357,9 @@ fn run_rank(arguments: &Arguments) -> Result<(), Failure> {
         let rival = arguments.rival.map(|rival| rival.name().to_owned());
         let operation = arguments.operation.to_string();
         let program = command::VERSION_LINE;
-        Report { operation, ranks, rival, reads_peers, rows, program }.print(arguments.json)?;
+        let is_device = arguments.device != "host";
+        let report = Report { operation, ranks, rival, reads_peers, is_device, rows, program };
+        report.print(arguments.json)?;
     }
     match is_right {
         true => Ok(()),
@@ -453,42 +500,33 @@ impl Rank<'_> {
 impl Report {
     fn print(&self, is_json_only: bool) -> Result<(), Failure> {
         if !is_json_only {
-            let mut rows = vec![
-                [
-                    "size",
-                    "time us",
-                    "GB/s",
-                    "rival us",
-                    "ratio",
-                    "algorithm",
-                    "chunk",
-                    "alpha",
-                    "direct",
-                    "host us",
-                ]
-                .map(str::to_owned)
-                .to_vec(),
-            ];
+            let mut columns =
+                vec!["size", "time us", "GB/s", "rival us", "ratio", "algorithm", "chunk"];
+            if self.is_device {
+                columns.extend(["alpha", "direct", "host us"]);
+            }
+            let mut rows = vec![columns.into_iter().map(str::to_owned).collect()];
             for row in &self.rows {
-                rows.push(vec![
+                let rate =
+                    if row.bytes == 0 { String::new() } else { format!("{:.2}", row.gb_per_s) };
+                let mut cells = vec![
                     size::print(row.bytes),
                     format!("{:.2}", row.time_us),
-                    format!("{:.2}", row.gb_per_s),
+                    rate,
                     row.rival_time_us.map_or_else(String::new, |time| format!("{time:.2}")),
                     row.ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}")),
                     row.algorithm.clone(),
                     if row.chunk == 0 { String::new() } else { size::print(row.chunk) },
-                    row.alpha.to_string(),
-                    row.direct.to_string(),
-                    format!("{:.1}", row.host_us),
-                ]);
+                ];
+                if self.is_device {
+                    cells.push(row.alpha.to_string());
+                    cells.push(row.direct.to_string());
+                    cells.push(format!("{:.1}", row.host_us));
+                }
+                rows.push(cells);
             }
-            output::print(&format!(
-                "{} of {} ranks\n{}",
-                self.operation,
-                self.ranks,
-                text::table(&rows)
-            ))?;
+            let ranks = text::count_of(self.ranks.into(), "rank");
+            output::print(&format!("{} of {ranks}\n{}", self.operation, text::table(&rows)))?;
         }
         output::print(&format!("{}\n", serde_json::to_string(self).map_err(Failure::of)?))
     }

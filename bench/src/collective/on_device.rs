@@ -7,7 +7,7 @@ use collective::{
     CollectiveCall, CommDomain, CommDomainKey, DeviceDomain, DomainOptions, OpKey, Operation,
     Parameters,
 };
-use command::exit::Failure;
+use command::exit::{Exit, Failure};
 use gpu::{Device, Memory, Stream};
 
 use super::buffers::Buffers;
@@ -34,6 +34,14 @@ pub(crate) struct OnDevice {
 }
 
 impl OnDevice {
+    /// Fails if the first device is not available.
+    pub(crate) fn check(device: &str) -> Result<(), Failure> {
+        let name = if device.contains(':') { device.to_owned() } else { format!("{device}:0") };
+        let name = name.parse().map_err(Failure::of)?;
+        let failed = |error: gpu::Error| Failure::new(Exit::NoProvider, error.to_string());
+        Device::open(name).map(drop).map_err(failed)
+    }
+
     /// Joins the domain of the devices, and that of NCCL if it is the rival.
     pub(crate) fn start(
         device: &str,

@@ -1,5 +1,6 @@
 //! `fabricast paths --collectives`: what domains of ranks use for their operations, and how they learnt it.
 
+use std::path::Path;
 use std::time::Duration;
 
 use collective::{
@@ -27,7 +28,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     }
     match arguments.json {
         true => output::json(&json!({ "domains": found.domains })),
-        false => output::print_report(&to_text(&found.domains)),
+        false => output::print_report(&to_text(&found.domains, &directory)),
     }
 }
 
@@ -78,9 +79,12 @@ fn operation(kind: DomainKind, status: &OperationStatus) -> String {
     out
 }
 
-fn to_text(domains: &[DomainStatus]) -> String {
+fn to_text(domains: &[DomainStatus], directory: &Path) -> String {
     if domains.is_empty() {
-        return "no domains\n".to_owned();
+        return format!(
+            "no running domain in {} (--directory). Domains that have ended are not shown\n",
+            directory.display()
+        );
     }
     let mut out = String::new();
     for domain in domains {
@@ -95,7 +99,7 @@ fn to_text(domains: &[DomainStatus]) -> String {
         if domain.is_fixed {
             out.push_str("  fixed parameters: nothing is learnt\n");
         } else if domain.operations.is_empty() {
-            out.push_str("  no operation has been learnt yet\n");
+            out.push_str("  default parameters: too few operations to learn from so far\n");
         }
         domain.operations.iter().for_each(|it| out.push_str(&operation(kind, it)));
     }
@@ -135,13 +139,16 @@ mod tests {
             operations: vec![operation],
         };
         assert_eq!(
-            to_text(&[domain]),
+            to_text(&[domain], Path::new("/run")),
             "device memory of 2 ranks, job train\\n, processes 11 12\n  \
              all-gather of u8 up to 1GiB: automatic, 91.1 % by copies between devices, 8.9 % by host memory\n    \
              after 6 executions (2.4ms before): automatic, 91.1 % by copies between devices, 8.9 % by host memory\n    \
              after 3 executions (2.4ms before): automatic, 93.0 % by copies between devices, 7.0 % by host memory\n"
         );
-        assert_eq!(to_text(&[]), "no domains\n");
+        assert_eq!(
+            to_text(&[], Path::new("/run")),
+            "no running domain in /run (--directory). Domains that have ended are not shown\n"
+        );
     }
 
     #[test]

@@ -10,8 +10,12 @@ def path(name: str) -> str:
 
 
 def main(module: str, name: str) -> None:
-    if len(sys.argv) < 2:
-        sys.exit(f"usage: {pathlib.Path(sys.executable).name} -m {module} PROGRAM [ARGUMENT...]")
+    usage = f"usage: {pathlib.Path(sys.executable).name} -m {module} PROGRAM [ARGUMENT...]"
+    if sys.argv[1:] in (["-h"], ["--help"]):
+        print(usage)
+        return
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        sys.exit(usage)
     before = os.environ.get("LD_PRELOAD")
     os.environ["LD_PRELOAD"] = f"{path(name)}:{before}" if before else path(name)
     try:

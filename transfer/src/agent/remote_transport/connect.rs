@@ -110,11 +110,11 @@ impl RemoteTransport {
         for number in &links {
             let Some(link) = self.links.get_mut(number) else { continue };
             link.has_waiter = false;
-            let LinkState::Down(error, _) = &link.state else { continue };
-            let error = Arc::clone(error);
+            let LinkState::Down(error, departure) = &link.state else { continue };
+            let (error, departure) = (Arc::clone(error), *departure);
             if good > 0 {
                 let (half, peer) = (LostHalf::Link(*number), link.identity_and_label());
-                self.remote_sessions.half_lost(link.rail, half, peer, error.reason());
+                self.remote_sessions.half_lost(link.rail, half, peer, (departure, error.reason()));
             }
             failure.get_or_insert(error);
         }

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::agent::Event;
+use crate::agent::{Departure, Event};
 use crate::path::metrics::Count;
 
 #[cfg(test)]
@@ -85,7 +85,7 @@ impl RemoteSessions {
         let (is_last, label) = (initiator.sessions.is_empty(), initiator.label.clone());
         let (half, is_dead) = (LostHalf::InboundSession(connection_id), lost.is_some());
         if let Some(reason) = lost {
-            self.half_lost(rail, half, (from, label.clone()), reason);
+            self.half_lost(rail, half, (from, label.clone()), (Departure::Dead, reason));
         }
         if is_last {
             self.initiators.remove(&(from, connection_id));
@@ -104,14 +104,17 @@ impl RemoteSessions {
         rail: usize,
         half: LostHalf,
         (with, label): (Identity, String),
-        reason: String,
+        (departure, reason): (Departure, String),
     ) {
         let lost_halves = self.lost_halves.entry((with, rail)).or_default();
         let is_first = lost_halves.is_empty();
         lost_halves.insert(half);
         if is_first {
             Count::RailLost.add(1);
-            tracing::warn!(peer = label, rail, reason, "rail lost");
+            match departure {
+                Departure::Closed => tracing::debug!(peer = label, rail, "the peer closed a rail"),
+                Departure::Dead => tracing::warn!(peer = label, rail, reason, "rail lost"),
+            }
             self.events.push(Event::RailLost { with, label, rail, reason });
         }
     }

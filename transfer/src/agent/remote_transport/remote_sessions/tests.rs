@@ -37,7 +37,12 @@ impl World {
     }
 
     fn lost(&mut self, rail: usize, link: u32) -> String {
-        self.0.half_lost(rail, LostHalf::Link(link), (A, label()), "silent".to_owned());
+        self.0.half_lost(
+            rail,
+            LostHalf::Link(link),
+            (A, label()),
+            (Departure::Dead, "silent".to_owned()),
+        );
         events(&mut self.0)
     }
 
