@@ -34,10 +34,11 @@ const DEFAULT_ALPHA: u16 = 900;
 /// Set by Open MPI and by launchers with PMI for each of their processes.
 const OF_LAUNCHERS: [&str; 2] = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"];
 
+/// Meaning of the columns, for `--help`.
 const COLUMNS: &str = "\
 Columns:
-  size, GB/s  bytes of the block of one rank, and these bytes by the time
-  ratio       time of the rival by the time of this library: above 1 this library is faster
+  size, GB/s  bytes of the block of one rank; these bytes divided by the time
+  ratio       time of the rival divided by the time of this library: above 1 this library is faster
   algorithm, chunk
               parameters after the last operation; automatic: the algorithm depends on the size
   alpha       with devices: thousandths of the bytes that take the fast path
@@ -52,7 +53,7 @@ Columns:
 #[command(after_help = COLUMNS)]
 pub(crate) struct Arguments {
     /// The operation
-    #[arg(long = "op", value_name = "NAME", value_parser = operations(), default_value = "all-reduce")]
+    #[arg(long = "op", value_name = "NAME", value_parser = operation_parser(), default_value = "all-reduce")]
     operation: Operation,
     /// Bytes of the block of a rank, of which operations such as all-gather have one for each rank;
     /// accepts K, M, G. A barrier has none
@@ -160,11 +161,18 @@ enum Remote {
 }
 
 /// Reads the name of an operation.
-fn operations() -> impl TypedValueParser<Value = Operation> {
+fn operation_parser() -> impl TypedValueParser<Value = Operation> {
     PossibleValuesParser::new(Operation::ALL.map(Operation::name)).try_map(|name| {
         let found = Operation::ALL.into_iter().find(|operation| operation.name() == name);
         found.ok_or("unknown operation")
     })
+}
+
+impl Arguments {
+    /// Returns true if the ranks use the memory of devices.
+    fn is_device(&self) -> bool {
+        self.device != "host"
+    }
 }
 
 /// The result for one size.
@@ -194,18 +202,27 @@ struct Report {
     ranks: u32,
     rival: Option<String>,
     reads_peers: bool,
-    #[serde(skip)]
-    is_device: bool,
     rows: Vec<Row>,
     program: &'static str,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.alpha.is_some() && arguments.paths != Paths::Both {
+        return Err(Failure::new(Exit::Usage, "--alpha needs --paths both"));
+    }
     let is_launched = OF_LAUNCHERS.iter().any(|name| std::env::var_os(name).is_some());
     if arguments.rank.is_some() || is_launched {
         return run_rank(arguments);
     }
-    check(arguments)?;
+    if arguments.remote.is_some() {
+        let why =
+            "--remote needs a launcher: mpirun -n N fabricast bench collective --remote ranks";
+        return Err(Failure::new(Exit::Usage, why));
+    }
+    if arguments.is_device() {
+        // Once, instead of by each rank.
+        OnDevice::open(&arguments.device, 0)?;
+    }
     let directory = TempDir::create()?;
     let program = std::env::current_exe().map_err(Failure::of)?;
     let ranks = arguments.ranks.to_string();
@@ -252,23 +269,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     result
-}
-
-/// Refuses what no rank could do, once instead of by each rank.
-fn check(arguments: &Arguments) -> Result<(), Failure> {
-    let usage = |why: &str| Err(Failure::new(Exit::Usage, why));
-    if arguments.remote.is_some() {
-        return usage(
-            "--remote needs a launcher: mpirun -n N fabricast bench collective --remote ranks",
-        );
-    }
-    if arguments.alpha.is_some() && arguments.paths != Paths::Both {
-        return usage("--alpha needs --paths both");
-    }
-    match arguments.device.as_str() {
-        "host" => Ok(()),
-        name => OnDevice::check(name),
-    }
 }
 
 /// One rank, and its rival.
@@ -336,10 +336,8 @@ fn run_rank(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(alpha) = alpha {
         options = options.fixed_parameters(Parameters { alpha, ..Parameters::default() });
     }
-    let device = match arguments.device.as_str() {
-        "host" => None,
-        name => Some(OnDevice::start(name, &mut domain, &options, nccl)?),
-    };
+    let start = || OnDevice::start(&arguments.device, &mut domain, &options, nccl);
+    let device = arguments.is_device().then(start).transpose()?;
     let mut bench = Rank { arguments, domain, mpi, device };
     let mut rows = Vec::new();
     let sizes: &[u64] = match arguments.operation {
@@ -357,9 +355,7 @@ fn run_rank(arguments: &Arguments) -> Result<(), Failure> {
         let rival = arguments.rival.map(|rival| rival.name().to_owned());
         let operation = arguments.operation.to_string();
         let program = command::VERSION_LINE;
-        let is_device = arguments.device != "host";
-        let report = Report { operation, ranks, rival, reads_peers, is_device, rows, program };
-        report.print(arguments.json)?;
+        Report { operation, ranks, rival, reads_peers, rows, program }.print(arguments)?;
     }
     match is_right {
         true => Ok(()),
@@ -498,11 +494,12 @@ impl Rank<'_> {
 }
 
 impl Report {
-    fn print(&self, is_json_only: bool) -> Result<(), Failure> {
-        if !is_json_only {
+    fn print(&self, arguments: &Arguments) -> Result<(), Failure> {
+        let is_device = arguments.is_device();
+        if !arguments.json {
             let mut columns =
                 vec!["size", "time us", "GB/s", "rival us", "ratio", "algorithm", "chunk"];
-            if self.is_device {
+            if is_device {
                 columns.extend(["alpha", "direct", "host us"]);
             }
             let mut rows = vec![columns.into_iter().map(str::to_owned).collect()];
@@ -518,7 +515,7 @@ impl Report {
                     row.algorithm.clone(),
                     if row.chunk == 0 { String::new() } else { size::print(row.chunk) },
                 ];
-                if self.is_device {
+                if is_device {
                     cells.push(row.alpha.to_string());
                     cells.push(row.direct.to_string());
                     cells.push(format!("{:.1}", row.host_us));

@@ -34,12 +34,12 @@ pub(crate) struct OnDevice {
 }
 
 impl OnDevice {
-    /// Fails if the first device is not available.
-    pub(crate) fn check(device: &str) -> Result<(), Failure> {
-        let name = if device.contains(':') { device.to_owned() } else { format!("{device}:0") };
-        let name = name.parse().map_err(Failure::of)?;
+    /// Opens the device of a rank: the named one, or that of an implementation with the number of the rank.
+    pub(crate) fn open(device: &str, rank: u32) -> Result<Device, Failure> {
+        let name =
+            if device.contains(':') { device.to_owned() } else { format!("{device}:{rank}") };
         let failed = |error: gpu::Error| Failure::new(Exit::NoProvider, error.to_string());
-        Device::open(name).map(drop).map_err(failed)
+        Device::open(name.parse().map_err(Failure::of)?).map_err(failed)
     }
 
     /// Joins the domain of the devices, and that of NCCL if it is the rival.
@@ -50,9 +50,7 @@ impl OnDevice {
         rival: Option<(Option<&Path>, bool)>,
     ) -> Result<Self, Failure> {
         let (rank, ranks) = (host.rank(), host.size());
-        let name =
-            if device.contains(':') { device.to_owned() } else { format!("{device}:{rank}") };
-        let device = Device::open(name.parse().map_err(Failure::of)?).map_err(Failure::of)?;
+        let device = Self::open(device, rank)?;
         let key = CommDomainKey::of_first_ranks(ranks);
         let domain = DeviceDomain::join(&key, rank, &device, options).map_err(Failure::of)?;
         let stream = device.stream().map_err(Failure::of)?;

@@ -114,7 +114,7 @@ impl RemoteTransport {
             let (error, departure) = (Arc::clone(error), *departure);
             if good > 0 {
                 let (half, peer) = (LostHalf::Link(*number), link.identity_and_label());
-                self.remote_sessions.half_lost(link.rail, half, peer, (departure, error.reason()));
+                self.remote_sessions.half_lost(link.rail, half, peer, departure, error.reason());
             }
             failure.get_or_insert(error);
         }

@@ -565,7 +565,7 @@ impl RemoteTransport {
                     link.state = LinkState::Down(Arc::new(error), departure);
                     if !link.has_waiter {
                         let (half, peer) = (LostHalf::Link(number), link.identity_and_label());
-                        self.remote_sessions.half_lost(rail, half, peer, (departure, reason));
+                        self.remote_sessions.half_lost(rail, half, peer, departure, reason);
                     }
                 }
             }

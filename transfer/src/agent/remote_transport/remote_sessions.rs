@@ -85,7 +85,7 @@ impl RemoteSessions {
         let (is_last, label) = (initiator.sessions.is_empty(), initiator.label.clone());
         let (half, is_dead) = (LostHalf::InboundSession(connection_id), lost.is_some());
         if let Some(reason) = lost {
-            self.half_lost(rail, half, (from, label.clone()), (Departure::Dead, reason));
+            self.half_lost(rail, half, (from, label.clone()), Departure::Dead, reason);
         }
         if is_last {
             self.initiators.remove(&(from, connection_id));
@@ -104,7 +104,8 @@ impl RemoteSessions {
         rail: usize,
         half: LostHalf,
         (with, label): (Identity, String),
-        (departure, reason): (Departure, String),
+        departure: Departure,
+        reason: String,
     ) {
         let lost_halves = self.lost_halves.entry((with, rail)).or_default();
         let is_first = lost_halves.is_empty();

@@ -37,12 +37,8 @@ impl World {
     }
 
     fn lost(&mut self, rail: usize, link: u32) -> String {
-        self.0.half_lost(
-            rail,
-            LostHalf::Link(link),
-            (A, label()),
-            (Departure::Dead, "silent".to_owned()),
-        );
+        let reason = "silent".to_owned();
+        self.0.half_lost(rail, LostHalf::Link(link), (A, label()), Departure::Dead, reason);
         events(&mut self.0)
     }
 
