@@ -35,9 +35,9 @@ pub enum Event {
     /// The last publisher has left, was closed or has died: no publisher is left on this node, and no
     /// connected node has one. A node that is lost counts until it is given up, after
     /// [`lost_after`](crate::NetworkOptions::lost_after). Reported only after there was a publisher
-    /// since the subscription, or since the last such event. Published messages are still delivered,
-    /// some perhaps after this event: see
-    /// [`end_without_publishers`](crate::Subscriber::end_without_publishers).
+    /// since the subscription, or since the last such event. If a publisher of this node has died,
+    /// that is reported before. Published messages are still delivered, some perhaps after this event:
+    /// see [`end_without_publishers`](crate::Subscriber::end_without_publishers).
     NoPublishers,
     /// The subscriber was evicted from its topic, since it blocked publishers. Its samples stay
     /// valid.

@@ -582,6 +582,9 @@ impl Subscriber {
             return Some(Event::Gap { missed: self.loss_tracker.take_unreported() });
         }
         let topic = &self.shared.context.topic;
+        // First: the loss of a publisher is recorded before it counts as gone, so that the event of
+        // its loss comes before that of its absence.
+        self.publisher_watch.look(topic);
         for (direction, reported) in Direction::BOTH.into_iter().zip(&mut self.losses) {
             let lost = topic.publishers_lost(direction);
             // Only the last of many are kept.
@@ -599,7 +602,7 @@ impl Subscriber {
                 }
             }
         }
-        if self.publisher_watch.take_event(topic) {
+        if self.publisher_watch.take_event() {
             return Some(Event::NoPublishers);
         }
         if !self.shared.is_active()

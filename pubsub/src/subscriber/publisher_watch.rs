@@ -39,7 +39,7 @@ impl PublisherWatch {
 
     /// Looks at the publishers, if they have changed since the last look.
     #[inline]
-    fn look(&mut self, topic: &Topic) {
+    pub(super) fn look(&mut self, topic: &Topic) {
         if topic.publisher_changes() != self.changes {
             self.look_again(topic);
         }
@@ -72,9 +72,8 @@ impl PublisherWatch {
         self.had_any && !self.known.is_any()
     }
 
-    /// Takes the event that the last publisher has gone, if it is due.
-    pub(super) fn take_event(&mut self, topic: &Topic) -> bool {
-        self.look(topic);
+    /// Takes the event that the last publisher has gone, if it was due at the last look.
+    pub(super) fn take_event(&mut self) -> bool {
         std::mem::take(&mut self.is_event_due)
     }
 

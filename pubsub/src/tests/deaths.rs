@@ -136,6 +136,34 @@ fn killed_process_is_reclaimed_and_its_publisher_reported() {
     assert_eq!((node.topic.publishers().len(), node.topic.subscribers().len()), (1, 1));
 }
 
+/// The subscriber looks while the service reclaims.
+#[test]
+fn loss_of_a_publisher_is_reported_before_its_absence() {
+    let node = TestNode::new(&settings());
+    let participant = node.admit();
+    let mut subscriber = node.subscriber();
+    for _ in 0..2000 {
+        let publisher = Publisher::new(node.context_of(participant)).unwrap();
+        let barrier = Barrier::new(2);
+        let first = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let caller = node.caller();
+                let (local, inbound) = (node.local.control(), node.inbound.control());
+                barrier.wait();
+                node.topic.reclaim_in(&caller, participant, local, inbound).unwrap();
+            });
+            barrier.wait();
+            let end = Instant::now() + TEST_TIMEOUT;
+            std::iter::from_fn(|| (Instant::now() < end).then(|| subscriber.poll_event()))
+                .flatten()
+                .next()
+        });
+        assert!(matches!(first, Some(Event::PublisherLost { .. })), "{first:?}");
+        assert_eq!(subscriber.poll_event(), Some(Event::NoPublishers));
+        drop(publisher);
+    }
+}
+
 #[test]
 fn handles_in_a_forked_child_fail_without_effect() {
     let node = TestNode::new(&settings());
